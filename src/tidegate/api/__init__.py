@@ -1,0 +1,1 @@
+"""What users call: the writer, the query, the options."""

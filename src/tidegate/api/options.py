@@ -1,0 +1,184 @@
+"""The options of a query: one table, read from the writer and from the session, checked before anything starts."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.model.errors import OptionError
+from tidegate.model.units import parse_duration_ms, parse_size_bytes
+from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
+
+SESSION_PREFIX = "spark.tidegate."
+_MOST_KEY_GROUPS = 32_768  # a key group must fit a 16-bit number
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSpec:
+    """`flink` is the key that does the same there, for those who come from it."""
+
+    name: str
+    default: str | None
+    parse: Callable[[str, str], Any]
+    meaning: str
+    flink: str | None = None
+
+
+def _duration(name: str, text: str) -> float:
+    return parse_duration_ms(text, option=name)
+
+
+def _size(name: str, text: str) -> int:
+    return parse_size_bytes(text, option=name)
+
+
+def _count(least: int, most: int = 1 << 30) -> Callable[[str, str], int]:
+    def parse(name: str, text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            limit = f"from {least} to {most}" if most < 1 << 30 else f"of at least {least}"
+            raise OptionError(f"Option {name!r} is {text!r}: write a whole number {limit}.")
+        return int(text)
+
+    return parse
+
+
+def _choice(*choices: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text.strip().lower() not in choices:
+            raise OptionError(f"Option {name!r} is {text!r}: write one of {', '.join(choices)}.")
+        return text.strip().lower()
+
+    return parse
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+OPTIONS: Mapping[str, OptionSpec] = {
+    spec.name.lower(): spec
+    for spec in [
+        OptionSpec("checkpointLocation", None, _text, "where checkpoints and the job log live", "execution.checkpointing.dir"),
+        OptionSpec("parallelism", None, _count(1), "number of slots; default: free cores minus one", "parallelism.default"),
+        OptionSpec("maxParallelism", "128", _count(1, _MOST_KEY_GROUPS), "key groups; fixed for the life of the state", "pipeline.max-parallelism"),
+        OptionSpec("checkpoint.interval", "10s", _duration, "time between two checkpoints", "execution.checkpointing.interval"),
+        OptionSpec("checkpoint.timeout", "10m", _duration, "after which a checkpoint is given up", "execution.checkpointing.timeout"),
+        OptionSpec("checkpoint.minPause", "0s", _duration, "least time from a completed checkpoint to the next", "execution.checkpointing.min-pause"),
+        OptionSpec("checkpoint.maxConcurrent", "1", _count(1, 100), "checkpoints under way at the same time", "execution.checkpointing.max-concurrent-checkpoints"),
+        OptionSpec("checkpoint.unaligned", "auto", _choice("false", "true", "auto"), "aligned, unaligned, or aligned that switches", "execution.checkpointing.unaligned.enabled"),
+        OptionSpec("checkpoint.alignedTimeout", "1s", _duration, "with auto: when an aligned checkpoint switches", "execution.checkpointing.aligned-checkpoint-timeout"),
+        OptionSpec("checkpoint.tolerableFailures", "0", _count(0), "failed checkpoints in a row that do not fail the job", "execution.checkpointing.tolerable-failed-checkpoints"),
+        OptionSpec("checkpoint.retained", "3", _count(1), "completed checkpoints that are kept", "execution.checkpointing.num-retained"),
+        OptionSpec("network.window", "1MiB", _size, "bytes a channel may have in flight", "taskmanager.network.memory.buffers-per-channel"),
+        OptionSpec("network.bindHost", None, _text, "address that slots listen on", "taskmanager.bind-host"),
+        OptionSpec("network.advertisedHost", None, _text, "address under which slots are reached", "taskmanager.host"),
+        OptionSpec("network.ports", "any", _text, "ports that slots listen on: any, 4000-4010, 4000,4002", "taskmanager.data.port"),
+        OptionSpec("state.backend", "heap", _choice("heap"), "where keyed state lives", "state.backend.type"),
+        OptionSpec("restart.strategy", "exponential", _choice("none", "fixed", "exponential"), "what follows a failure", "restart-strategy.type"),
+        OptionSpec("restart.attempts", "10", _count(0), "restarts before the query fails", "restart-strategy.fixed-delay.attempts"),
+        OptionSpec("restart.delay", "1s", _duration, "the (first) delay before a restart", "restart-strategy.fixed-delay.delay"),
+    ]
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    checkpoint_location: str | None
+    parallelism: int | None
+    max_parallelism: int
+    checkpoints: CheckpointSettings
+    switch_after_ms: float | None
+    retained: int
+    window_bytes: int
+    bind_host: str | None
+    advertised_host: str | None
+    ports: str
+    state_backend: str
+    restart: RestartStrategy
+
+
+def split_options(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Tidegate's options and the sink's, in this order. A name that looks like one of ours but is not is refused."""
+    own: dict[str, str] = {}
+    sink: dict[str, str] = {}
+    families = {name.split(".")[0] for name in OPTIONS if "." in name}
+    for name, value in given.items():
+        lower = name.lower()
+        if lower in OPTIONS:
+            own[lower] = value
+        elif lower.split(".")[0] in families or difflib.get_close_matches(lower, OPTIONS, n=1, cutoff=0.8):
+            raise unknown_option(name)
+        else:
+            sink[name] = value
+    return own, sink
+
+
+def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOptions:
+    """`own` are the writer's, which win over those of the session (`spark.tidegate.<name>`)."""
+    from_session: dict[str, str] = {}
+    for key, value in session.items():
+        name = key[len(SESSION_PREFIX) :]
+        if name.lower() not in OPTIONS:
+            raise unknown_option(name, prefix=SESSION_PREFIX)
+        from_session[name.lower()] = value
+
+    def read(name: str) -> Any:
+        spec = OPTIONS[name.lower()]
+        text = own.get(name.lower(), from_session.get(name.lower(), spec.default))
+        return None if text is None else spec.parse(spec.name, text)
+
+    return QueryOptions(
+        checkpoint_location=read("checkpointLocation"),
+        parallelism=read("parallelism"),
+        max_parallelism=read("maxParallelism"),
+        checkpoints=CheckpointSettings(
+            interval_ms=_positive("checkpoint.interval", read),
+            timeout_ms=_positive("checkpoint.timeout", read),
+            min_pause_ms=read("checkpoint.minPause"),
+            max_concurrent=read("checkpoint.maxConcurrent"),
+            tolerable_failures=read("checkpoint.tolerableFailures"),
+        ),
+        switch_after_ms=_switch_after_ms(read("checkpoint.unaligned"), read("checkpoint.alignedTimeout")),
+        retained=read("checkpoint.retained"),
+        window_bytes=_positive("network.window", read),
+        bind_host=read("network.bindHost"),
+        advertised_host=read("network.advertisedHost"),
+        ports=read("network.ports"),
+        state_backend=read("state.backend"),
+        restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
+    )
+
+
+def unknown_option(name: str, *, prefix: str = "") -> OptionError:
+    nearest = difflib.get_close_matches(name.lower(), OPTIONS, n=1, cutoff=0.5)
+    hint = f": did you mean {prefix + OPTIONS[nearest[0]].name!r}?" if nearest else "."
+    known = "" if nearest else f" The options are {', '.join(spec.name for spec in OPTIONS.values())}."
+    return OptionError(f"There is no option {prefix + name!r}{hint}{known}")
+
+
+def _positive(name: str, read: Callable[[str], Any]) -> Any:
+    value = read(name)
+    if value <= 0:
+        raise OptionError(f"Option {name!r} must be more than 0.")
+    return value
+
+
+def _switch_after_ms(unaligned: str, aligned_timeout_ms: float) -> float | None:
+    match unaligned:
+        case "false":
+            return None
+        case "true":
+            return 0.0
+        case _:
+            return aligned_timeout_ms
+
+
+def _restart(strategy: str, attempts: int, delay_ms: float) -> RestartStrategy:
+    match strategy:
+        case "none":
+            return NoRestart()
+        case "fixed":
+            return FixedDelay(attempts, delay_ms)
+        case _:
+            return ExponentialDelay(attempts, delay_ms)

@@ -1,0 +1,149 @@
+"""A running query, shaped like PySpark's `StreamingQuery`, with its checkpoints to look at."""
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.views import CheckpointView, JobView
+from tidegate.model.errors import TidegateError
+
+_active: dict[str, "StreamingQuery"] = {}
+_active_lock = threading.Lock()
+
+
+def active_queries(spark: SparkSession | None = None) -> "list[StreamingQuery]":
+    with _active_lock:
+        return [query for query in _active.values() if spark is None or query._spark is spark]
+
+
+class StreamingQuery:
+    def __init__(
+        self, spark: SparkSession, coordinator: Coordinator, *, id: str, name: str | None, explanation: str
+    ) -> None:
+        self._spark = spark
+        self._coordinator = coordinator
+        self._id = id
+        self._run_id = str(uuid.uuid4())
+        self._name = name
+        self._explanation = explanation
+        self._refresh: Callable[[], None] = lambda: None
+        with _active_lock:
+            _active[self._run_id] = self
+        coordinator.on_finish(self._forget)
+
+    @property
+    def id(self) -> str:
+        """The same for every run on one checkpointLocation."""
+        return self._id
+
+    @property
+    def runId(self) -> str:
+        return self._run_id
+
+    @property
+    def name(self) -> str | None:
+        return self._name
+
+    @property
+    def isActive(self) -> bool:
+        return not self._coordinator.wait(0)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        view = self._coordinator.view()
+        message = view.state if view.last_failure is None else f"{view.state}: {view.last_failure}"
+        return {
+            "message": message,
+            "isDataAvailable": view.state in ("running", "finishing"),
+            "isTriggerActive": any(c.status == "in_progress" for c in view.checkpoints),
+        }
+
+    @property
+    def checkpoints(self) -> list[CheckpointView]:
+        """Newest first."""
+        return list(self._coordinator.view().checkpoints)
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:
+        progress = self.recentProgress
+        return progress[-1] if progress else None
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:
+        """One entry per completed checkpoint, oldest first."""
+        view = self._coordinator.view()
+        completed = [c for c in reversed(view.checkpoints) if c.status == "completed"]
+        return [self._progress_of(checkpoint, view) for checkpoint in completed]
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:
+        """Waits for the end; raises what the query failed with. With a timeout (seconds): whether it has ended."""
+        has_ended = self._wait(timeout)
+        if has_ended:
+            self._refresh()
+            if (failure := self.exception()) is not None:
+                raise failure
+        return None if timeout is None else has_ended
+
+    def processAllAvailable(self) -> None:
+        """Waits until all data that is there now is processed and committed."""
+        done = self._coordinator.process_all_available()
+        while not done.wait(0.2):
+            if self._coordinator.wait(0):
+                break
+        self._refresh()
+        if (failure := self.exception()) is not None:
+            raise failure
+
+    def stop(self) -> None:
+        """Ends the query. What was read after the last checkpoint is read again when it is started again."""
+        self._coordinator.stop()
+        self._wait(None)
+        self._refresh()
+
+    def exception(self) -> TidegateError | None:
+        return self._coordinator.failure()
+
+    def explain(self, extended: bool = False) -> None:
+        print(self._explanation)  # noqa: T201 - as PySpark's explain does
+
+    def __repr__(self) -> str:
+        return f"StreamingQuery(name={self._name!r}, id={self._id!r}, state={self._coordinator.view().state!r})"
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """In short waits, so that Ctrl-C is noticed at once on every platform."""
+        remaining_s = float("inf") if timeout_s is None else timeout_s
+        while remaining_s > 0:
+            step_s = min(0.2, remaining_s)
+            if self._coordinator.wait(step_s):
+                return True
+            remaining_s -= step_s
+        return self._coordinator.wait(0)
+
+    def _progress_of(self, checkpoint: CheckpointView, view: JobView) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "runId": self._run_id,
+            "name": self._name,
+            "timestamp": checkpoint.triggered_at.isoformat(),
+            "batchId": checkpoint.id,
+            "durationMs": {"checkpoint": checkpoint.duration_ms},
+            "generation": view.generation,
+            "tasks": [
+                {
+                    "task": str(task.task),
+                    "name": task.name,
+                    "rowsIn": task.rows_in,
+                    "rowsOut": task.rows_out,
+                    "queuedBytes": task.queued_bytes,
+                }
+                for task in view.tasks
+            ],
+        }
+
+    def _forget(self) -> None:
+        with _active_lock:
+            _active.pop(self._run_id, None)

@@ -1,0 +1,296 @@
+"""`tg.writeStream(df)`: a writer shaped like PySpark's, that starts a Tidegate query."""
+
+import atexit
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
+from tidegate.api.query import StreamingQuery, active_queries
+from tidegate.connectors.memory import read_memory_table
+from tidegate.connectors.registry import open_sink, open_source
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.job import JobSpec
+from tidegate.model.errors import OptionError, TidegateError
+from tidegate.plan.lower import describe, fingerprint, lower
+from tidegate.plan.nodes import Node, Sink
+from tidegate.plan.physical import JobPlan
+from tidegate.spark.catalyst import check_output_mode, read_plan
+from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
+from tidegate.spark.session import SessionFacts, SlotClaim, check_session, claim_slots, release_slots, use_driver_interpreter
+from tidegate.storage.store import local_path, open_store
+from tidegate.worker.settings import SlotSettings
+
+# Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
+_PASSING_SINKS = ("memory", "console", "noop")
+_LOOPBACK = "127.0.0.1"
+
+
+def writeStream(df: DataFrame) -> "DataStreamWriter":
+    """In place of `df.writeStream`."""
+    return DataStreamWriter(df)
+
+
+class DataStreamWriter:
+    def __init__(self, df: DataFrame) -> None:
+        self._df = df
+        self._format: str | None = None
+        self._options: dict[str, str] = {}
+        self._output_mode = "append"
+        self._query_name: str | None = None
+        self._available_now = False
+
+    # -- PySpark's words
+
+    def format(self, source: str) -> "DataStreamWriter":
+        self._format = source
+        return self
+
+    def option(self, key: str, value: Any) -> "DataStreamWriter":
+        if value is None:
+            self._options.pop(key, None)
+        else:
+            self._options[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        return self
+
+    def options(self, **options: Any) -> "DataStreamWriter":
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
+    def outputMode(self, outputMode: str) -> "DataStreamWriter":
+        self._output_mode = outputMode.strip().lower()
+        return self
+
+    def queryName(self, queryName: str) -> "DataStreamWriter":
+        if not isinstance(queryName, str) or not queryName.strip():
+            raise OptionError(f"The query name is {queryName!r}: write a text that is not empty.")
+        self._query_name = queryName
+        return self
+
+    def trigger(
+        self,
+        *,
+        processingTime: str | None = None,
+        once: bool | None = None,
+        continuous: str | None = None,
+        availableNow: bool | None = None,
+        realTime: str | None = None,
+    ) -> "DataStreamWriter":
+        given = [value for value in (processingTime, once, continuous, availableNow, realTime) if value is not None]
+        if len(given) != 1:
+            raise OptionError("trigger() takes just one of processingTime='10 seconds' and availableNow=True.")
+        if availableNow:
+            self._available_now = True
+        elif processingTime is not None:
+            self.option("checkpoint.interval", processingTime)
+        else:
+            raise OptionError(
+                "Tidegate streams all the time, so it has the triggers processingTime (the checkpoint interval) and "
+                "availableNow=True: use one of these."
+            )
+        return self
+
+    def partitionBy(self, *cols: str) -> "DataStreamWriter":
+        self._refuse("partitionBy", "write without it, and partition when you read or compact")
+
+    def foreach(self, f: Any) -> "DataStreamWriter":
+        self._refuse("foreach", "use mapInArrow before the sink, or the parquet sink")
+
+    def foreachBatch(self, func: Any) -> "DataStreamWriter":
+        self._refuse("foreachBatch", "use the parquet sink and read its folder")
+
+    def toTable(self, tableName: str, *args: Any, **kwargs: Any) -> StreamingQuery:
+        self._refuse("toTable", "use .format('parquet').start(path)")
+
+    # -- starting
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: Any = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Checks everything, then starts. What is wrong is said here, before anything has started."""
+        if format is not None:
+            self.format(format)
+        if outputMode is not None:
+            self.outputMode(outputMode)
+        if partitionBy is not None:
+            self.partitionBy(partitionBy)
+        if queryName is not None:
+            self.queryName(queryName)
+        self.options(**options)
+        if path is not None:
+            self.option("path", path)
+
+        root, own, sink = self._read()
+        spark = self._df.sparkSession
+        facts = check_session(spark)
+        query_options = read_options(own, _session_options(spark))
+        location, is_passing = self._location(query_options, sink)
+        name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
+        self._refuse_taken(location, name)
+        claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
+        try:
+            return self._start(root, sink, query_options, spark, facts, claim, name=name, location=location, is_passing=is_passing)
+        except BaseException:
+            release_slots(claim)
+            if is_passing:
+                shutil.rmtree(location, ignore_errors=True)
+            raise
+
+    def explain(self, extended: bool = False) -> None:
+        """Spark's plan, what Tidegate runs of it and how."""
+        root, own, sink = self._read()
+        query_options = read_options(own, _session_options(self._df.sparkSession))
+        facts = check_session(self._df.sparkSession)
+        slots = query_options.parallelism or max(1, facts.cores - 1)
+        plan = lower(root, sink, parallelism=slots, max_parallelism=query_options.max_parallelism)
+        print(self._explanation(plan, query_options))  # noqa: T201 - as PySpark's explain does
+
+    def _read(self) -> tuple[Node, dict[str, str], Sink]:
+        root = read_plan(self._df)
+        check_output_mode(self._df, self._output_mode)
+        own, sink_options = split_options(self._options)
+        if self._format is None:
+            raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
+        if self._format.lower() == "memory" and self._query_name:
+            sink_options["queryName"] = self._query_name
+        sink = Sink(self._format.lower(), sink_options, root.schema)
+        open_sink(sink)
+        return root, own, sink
+
+    def _start(
+        self,
+        root: Node,
+        sink: Sink,
+        options: QueryOptions,
+        spark: SparkSession,
+        facts: SessionFacts,
+        claim: SlotClaim,
+        *,
+        name: str,
+        location: str,
+        is_passing: bool,
+    ) -> StreamingQuery:
+        plan = lower(root, sink, parallelism=claim.slots, max_parallelism=options.max_parallelism)
+        for vertex in plan.vertices:
+            if vertex.source is not None:
+                open_source(vertex.source)
+        driver_host = _LOOPBACK if facts.is_local else str(spark.conf.get("spark.driver.host"))
+        slot_host = _LOOPBACK if facts.is_local else HOST_OF_EXECUTOR
+        spec = JobSpec(
+            name=name,
+            job_id=str(uuid.uuid5(uuid.NAMESPACE_URL, location)),
+            slot_settings=SlotSettings(
+                plan=plan,
+                checkpoint_location=location,
+                switch_after_ms=options.switch_after_ms,
+                window_bytes=options.window_bytes,
+                state_backend=options.state_backend,
+            ),
+            fingerprint=tuple(fingerprint(plan)),
+            checkpoints=options.checkpoints,
+            retained=options.retained,
+            restart=options.restart,
+            available_now=self._available_now,
+            driver_host=driver_host,
+            bind_host=driver_host,
+            slot_bind_host=options.bind_host or slot_host,
+            advertised_host=options.advertised_host,
+            ports=options.ports,
+        )
+        use_driver_interpreter(spark)
+        launcher = SparkLauncher(spark, query_name=name)
+        coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
+        coordinator.on_finish(lambda: release_slots(claim))
+        if is_passing:
+            coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
+        coordinator.start()
+        query = StreamingQuery(
+            spark,
+            coordinator,
+            id=spec.job_id,
+            name=self._query_name,
+            explanation=self._explanation(plan, options),
+        )
+        if sink.format == "memory":
+            query._refresh = lambda: _show_memory_table(spark, name)
+        return query
+
+    # -- inside
+
+    def _explanation(self, plan: JobPlan, options: QueryOptions) -> str:
+        mode = {None: "aligned", 0.0: "unaligned"}.get(
+            options.switch_after_ms, f"aligned, switching after {options.switch_after_ms} ms"
+        )
+        return "\n".join(
+            [
+                "== Spark's optimised plan ==",
+                _spark_plan_text(self._df),
+                "== Tidegate runs ==",
+                describe(plan),
+                f"checkpoint every {options.checkpoints.interval_ms:.0f} ms, {mode}",
+            ]
+        )
+
+    def _location(self, options: QueryOptions, sink: Sink) -> tuple[str, bool]:
+        """Where checkpoints go, and whether that ends with the query."""
+        if options.checkpoint_location is None:
+            if sink.format not in _PASSING_SINKS:
+                raise OptionError(
+                    f"The {sink.format} sink needs a place for its checkpoints: "
+                    f"add .option('checkpointLocation', 'a/folder')."
+                )
+            return tempfile.mkdtemp(prefix="tidegate-"), True
+        path = local_path(options.checkpoint_location)
+        return (options.checkpoint_location if path is None else str(Path(path).absolute())), False
+
+    def _refuse_taken(self, location: str, name: str) -> None:
+        job_id = str(uuid.uuid5(uuid.NAMESPACE_URL, location))
+        for query in active_queries():
+            if query.id == job_id:
+                raise OptionError(
+                    f"The active query {query.name or query.runId!r} uses the checkpointLocation {location!r}: "
+                    f"stop it first, or give this one a folder of its own."
+                )
+            if self._query_name is not None and query.name == name:
+                raise OptionError(f"A query named {name!r} is active: choose another name or stop it first.")
+
+    def _refuse(self, method: str, instead: str) -> NoReturn:
+        raise OptionError(f"{method} is not supported by this version of Tidegate: {instead}.")
+
+
+def _session_options(spark: SparkSession) -> dict[str, str]:
+    every: dict[str, str] = spark.conf.getAll
+    return {key: value for key, value in every.items() if key.startswith(SESSION_PREFIX)}
+
+
+def _spark_plan_text(df: DataFrame) -> str:
+    state = df.sparkSession._jsparkSession.sessionState()
+    return str(state.optimizer().execute(df._jdf.queryExecution().analyzed()).toString()).rstrip()
+
+
+def _show_memory_table(spark: SparkSession, name: str) -> None:
+    """The rows committed so far, as a temporary view of the query's name."""
+    spark.createDataFrame(read_memory_table(name)).createOrReplaceTempView(name)
+
+
+def _stop_all_at_exit() -> None:
+    """The interpreter ends: queries end in order, before Spark's own shutdown pulls the JVM away."""
+    for query in active_queries():
+        try:
+            query.stop()
+        except TidegateError:
+            continue  # it had failed already; nobody is left to be told
+
+
+atexit.register(_stop_all_at_exit)

@@ -1,0 +1,65 @@
+"""The `tidegate` command: parses arguments and hands over. Imports a command's module only when it is called for."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from tidegate.model.errors import TidegateError
+
+app = typer.Typer(
+    name="tidegate",
+    help="Exactly-once checkpoints for PySpark streams.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tidegate {version('tidegate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=1, help="How long to run.")] = 30.0,
+) -> None:
+    """Run a stream under backpressure and watch its checkpoints complete."""
+    from tidegate.cli import demo as command
+
+    _exit_with(lambda: command.run(seconds))
+
+
+@app.command()
+def doctor(
+    spark: Annotated[bool, typer.Option("--spark", help="Also start Spark and run a barrier stage.")] = False,
+) -> None:
+    """Check Python, Java, packages, cores and sockets; say what to mend."""
+    from rich.console import Console
+
+    from tidegate.cli import doctor as command
+
+    _exit_with(lambda: command.run(Console(), with_spark=spark))
+
+
+def _exit_with(command: Callable[[], int]) -> None:
+    """An error of ours is one sentence for the user; anything else is a bug and keeps its traceback."""
+    try:
+        code = command()
+    except TidegateError as error:
+        typer.secho(str(error), err=True, fg=typer.colors.RED)
+        code = 1
+    raise typer.Exit(code)

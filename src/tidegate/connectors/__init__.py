@@ -1,0 +1,1 @@
+"""Sources and sinks: the contracts, the connectors, and the registry that finds one by Spark's format name."""

@@ -1,0 +1,174 @@
+"""Prints the rows of each committed epoch, in the form of Spark's console sink.
+
+A writer keeps no more rows than will be shown; the rest are only counted.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from tidegate.connectors.contract import Prepared
+from tidegate.connectors.options import Options
+from tidegate.model.errors import OptionError
+from tidegate.model.ids import CheckpointId, Generation, TaskId
+from tidegate.plan import nodes
+from tidegate.protocol.commit import CommitPermit
+
+_DEFAULT_TRUNCATE = 20
+_RULE = "-" * 43
+
+
+class _Committable(msgspec.Struct, frozen=True):
+    id: str
+    total_rows: int
+    batches: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSink:
+    """`truncate` is the widest a cell may get; None shows cells whole."""
+
+    schema: pa.Schema
+    shown_rows: int
+    truncate: int | None
+
+    def prepare_location(self) -> None:
+        """The terminal is always there."""
+
+    def writer(self, *, task: TaskId, generation: Generation) -> "ConsoleWriter":
+        return ConsoleWriter(self, f"{task}-g{generation}-{secrets.token_hex(8)}")
+
+    def committer(self) -> "ConsoleCommitter":
+        return ConsoleCommitter(self)
+
+
+def from_node(node: nodes.Sink) -> ConsoleSink:
+    options = Options(node.options, owner="console sink", known=("numRows", "truncate"))
+    return ConsoleSink(node.schema, options.positive("numRows", default=20), _truncate(options))
+
+
+def _truncate(options: Options) -> int | None:
+    text = options.text("truncate", default="true").strip().lower()
+    if text in ("true", "false"):
+        return _DEFAULT_TRUNCATE if text == "true" else None
+    if not text.isdecimal():
+        raise OptionError(f"Option 'truncate' of the console sink is {text!r}: write true, false or a width.")
+    return int(text) or None
+
+
+class ConsoleWriter:
+    def __init__(self, sink: ConsoleSink, token: str) -> None:
+        self._sink = sink
+        self._token = token
+        self._start_epoch()
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        shown = rows.slice(0, self._sink.shown_rows - self._kept_rows)
+        if shown.num_rows:
+            self._batches.append(shown.serialize().to_pybytes())
+        self._kept_rows += shown.num_rows
+        self._total_rows += rows.num_rows
+
+    def prepare(self, checkpoint: CheckpointId) -> Prepared:
+        committable = _Committable(f"{self._token}-{checkpoint}", self._total_rows, self._batches)
+        self._start_epoch()
+        return Prepared([msgspec.msgpack.encode(committable)] if committable.total_rows else [], lambda: None)
+
+    def close(self) -> None:
+        self._start_epoch()
+
+    def _start_epoch(self) -> None:
+        self._batches: list[bytes] = []
+        self._kept_rows = 0
+        self._total_rows = 0
+
+
+class ConsoleCommitter:
+    """What was printed cannot be taken back: after a crash of the driver an epoch may be printed once more."""
+
+    def __init__(self, sink: ConsoleSink) -> None:
+        self._sink = sink
+        self._printed: set[str] = set()
+        self._newest_checkpoint = CheckpointId(0)
+
+    def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
+        # Commits come in order, so an older checkpoint was printed already and only the newest needs remembering.
+        if permit.checkpoint < self._newest_checkpoint:
+            return
+        if permit.checkpoint > self._newest_checkpoint:
+            self._newest_checkpoint, self._printed = permit.checkpoint, set()
+        decoded = [msgspec.msgpack.decode(data, type=_Committable) for data in committables]
+        new = [committable for committable in decoded if committable.id not in self._printed]
+        self._printed |= {committable.id for committable in new}
+        if new:
+            print(f"{_RULE}\nBatch: {permit.checkpoint}\n{_RULE}\n{self._table(new)}", flush=True)
+
+    def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
+        """Nothing is left behind."""
+
+    def _table(self, committables: list[_Committable]) -> str:
+        schema = self._sink.schema
+        batches = [pa.ipc.read_record_batch(pa.py_buffer(data), schema) for c in committables for data in c.batches]
+        rows = pa.Table.from_batches(batches, schema=schema).slice(0, self._sink.shown_rows)
+        text = render_table(rows, truncate=self._sink.truncate)
+        if sum(committable.total_rows for committable in committables) > self._sink.shown_rows:
+            rows_word = "row" if self._sink.shown_rows == 1 else "rows"
+            text += f"only showing top {self._sink.shown_rows} {rows_word}\n"
+        return text
+
+
+def render_table(rows: pa.Table, *, truncate: int | None) -> str:
+    """As `DataFrame.show` draws it: right-aligned when truncating, left-aligned when not."""
+    columns = [
+        [name, *(_cell(value) for value in rows.column(i).to_pylist())] for i, name in enumerate(rows.column_names)
+    ]
+    cells = [[_shorten(cell, truncate) for cell in column] for column in columns]
+    widths = [max(3, *map(len, column)) for column in cells]
+    rule = "+" + "+".join("-" * width for width in widths) + "+\n"
+    lines = [
+        "|" + "|".join(_align(cell, width, truncate) for cell, width in zip(line, widths, strict=True)) + "|\n"
+        for line in zip(*cells, strict=True)
+    ]
+    return "".join([rule, *lines[:1], rule, *lines[1:], rule])
+
+
+def _align(cell: str, width: int, truncate: int | None) -> str:
+    return cell.ljust(width) if truncate is None else cell.rjust(width)
+
+
+def _shorten(cell: str, truncate: int | None) -> str:
+    if truncate is None or len(cell) <= truncate:
+        return cell
+    return cell[:truncate] if truncate < 4 else cell[: truncate - 3] + "..."
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return "true" if value else "false"
+        case datetime():
+            return _timestamp(value)
+        case date():
+            return value.isoformat()
+        case bytes():
+            return "[" + " ".join(f"{byte:02X}" for byte in value) + "]"
+        case dict():
+            return "{" + ", ".join(_cell(item) for item in value.values()) + "}"
+        case list() if value and all(isinstance(item, tuple) for item in value):
+            return "{" + ", ".join(f"{_cell(key)} -> {_cell(item)}" for key, item in value) + "}"
+        case list():
+            return "[" + ", ".join(_cell(item) for item in value) + "]"
+        case _:
+            return str(value)
+
+
+def _timestamp(value: datetime) -> str:
+    text = value.strftime("%Y-%m-%d %H:%M:%S")
+    return f"{text}.{value.microsecond:06d}".rstrip("0") if value.microsecond else text

@@ -1,0 +1,119 @@
+"""What sources and sinks promise. The conformance suites in `tidegate.testing` check these sentences."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.model.ids import CheckpointId, Generation, TaskId
+from tidegate.protocol.commit import CommitPermit
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A split (opaque bytes, made and read by the connector) for one reader."""
+
+    subtask: int
+    split: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class NothingNow:
+    """Nothing to read at present; look again after `retry_after_ms` or when splits arrive."""
+
+    retry_after_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfSource:
+    """All splits are read and no more will be assigned."""
+
+
+Polled: TypeAlias = Rows | NothingNow | EndOfSource
+
+
+class SplitEnumerator(Protocol):
+    """On the driver: finds splits and gives each to one reader, once. Has no stored state of its own."""
+
+    def restore(self, reader_states: Sequence[bytes]) -> None:
+        """Everything assigned up to the restored checkpoint is in the readers' states; the rest is found again."""
+        ...
+
+    def discover(self) -> list[Assignment]:
+        """Splits found since the last call. May block on storage: it is called off the coordinator's loop."""
+        ...
+
+    def is_complete(self) -> bool:
+        """No later `discover` will find anything."""
+        ...
+
+
+class SourceReader(Protocol):
+    """In a task. No call may block the loop for longer than reading `max_rows` rows takes."""
+
+    def restore(self, state: bytes) -> None: ...
+    def add_splits(self, splits: Sequence[bytes]) -> None: ...
+    def no_more_splits(self) -> None: ...
+    def poll(self, max_rows: int) -> Polled: ...
+
+    def snapshot(self) -> bytes:
+        """Exact positions: a reader restored from it gives just the rows that come after."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """A value that can be pickled; made by the registry from a `Scan`."""
+
+    def enumerator(self, *, parallelism: int, available_now: bool) -> SplitEnumerator: ...
+    def reader(self, *, subtask: int, parallelism: int) -> SourceReader: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An epoch's writes, closed. `make_durable` runs off the loop, before the snapshot is acknowledged."""
+
+    committables: Sequence[bytes]
+    make_durable: Callable[[], None]
+
+
+class SinkWriter(Protocol):
+    """In a task. What it writes stays invisible until its committables are committed."""
+
+    def write(self, rows: pa.RecordBatch) -> None: ...
+
+    def prepare(self, checkpoint: CheckpointId) -> Prepared:
+        """Ends the epoch. Nothing written before it may reach a later committable."""
+        ...
+
+    def close(self) -> None:
+        """Drops what was not prepared."""
+        ...
+
+
+class SinkCommitter(Protocol):
+    """On the driver, in log order. Every call may be repeated after a crash and must then change nothing."""
+
+    def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None: ...
+
+    def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
+        """Before `generation` writes: remove what older generations left behind, except `keep`."""
+        ...
+
+
+class Sink(Protocol):
+    """A value that can be pickled; made by the registry from a `plan.nodes.Sink`."""
+
+    def prepare_location(self) -> None:
+        """Checks, before the job starts, that it can be written to; raises `OptionError`."""
+        ...
+
+    def writer(self, *, task: TaskId, generation: Generation) -> SinkWriter: ...
+    def committer(self) -> SinkCommitter: ...

@@ -1,0 +1,109 @@
+"""Committed rows as a table in the driver's process, found by query name. For trying out and for tests.
+
+Owns the process-wide tables. Rows travel inside the committables, so nothing is left behind anywhere.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+import msgspec
+import pyarrow as pa
+
+from tidegate.connectors.contract import Prepared
+from tidegate.connectors.options import Options, nearest
+from tidegate.model.errors import OptionError
+from tidegate.model.ids import CheckpointId, Generation, TaskId
+from tidegate.plan import nodes
+from tidegate.protocol.commit import CommitPermit
+
+
+@dataclass(slots=True)
+class _Table:
+    schema: pa.Schema
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    committed: set[str] = field(default_factory=set)
+
+
+# The user's thread reads while the coordinator's commits.
+_lock = Lock()
+_tables: dict[str, _Table] = {}
+
+
+class _Committable(msgspec.Struct, frozen=True):
+    """`id` is unlike any other writer's or epoch's, so that a repeated commit is recognised."""
+
+    id: str
+    batches: list[bytes]
+
+
+def read_memory_table(name: str) -> pa.Table:
+    """What was committed so far by the query of that name in this process."""
+    with _lock:
+        table = _tables.get(name)
+        if table is None:
+            known = ", ".join(sorted(_tables)) or "none yet"
+            raise OptionError(f"There is no memory table {name!r}{nearest(name, _tables)}: there are {known}.")
+        return pa.Table.from_batches(list(table.batches), schema=table.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySink:
+    name: str
+    schema: pa.Schema
+
+    def prepare_location(self) -> None:
+        with _lock:
+            _tables.setdefault(self.name, _Table(self.schema))
+
+    def writer(self, *, task: TaskId, generation: Generation) -> "MemoryWriter":
+        return MemoryWriter(f"{task}-g{generation}-{secrets.token_hex(8)}")
+
+    def committer(self) -> "MemoryCommitter":
+        return MemoryCommitter(self)
+
+
+def from_node(node: nodes.Sink) -> MemorySink:
+    options = Options(node.options, owner="memory sink", known=("queryName",))
+    return MemorySink(options.required("queryName", example="""queryName("totals")"""), node.schema)
+
+
+class MemoryWriter:
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._batches: list[bytes] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self._batches.append(rows.serialize().to_pybytes())
+
+    def prepare(self, checkpoint: CheckpointId) -> Prepared:
+        batches, self._batches = self._batches, []
+        committable = _Committable(f"{self._token}-{checkpoint}", batches)
+        return Prepared([msgspec.msgpack.encode(committable)] if batches else [], lambda: None)
+
+    def close(self) -> None:
+        self._batches = []
+
+
+class MemoryCommitter:
+    def __init__(self, sink: MemorySink) -> None:
+        self._sink = sink
+
+    def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
+        decoded = [msgspec.msgpack.decode(data, type=_Committable) for data in committables]
+        with _lock:
+            table = _tables.setdefault(self._sink.name, _Table(self._sink.schema))
+            for committable in decoded:
+                if committable.id not in table.committed:
+                    table.committed.add(committable.id)
+                    table.batches += [
+                        pa.ipc.read_record_batch(pa.py_buffer(batch), table.schema) for batch in committable.batches
+                    ]
+
+    def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
+        """A first generation begins a new query, which shows nothing of an earlier one of its name, as in Spark."""
+        if generation == 1:
+            with _lock:
+                _tables[self._sink.name] = _Table(self._sink.schema)

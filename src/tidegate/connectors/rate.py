@@ -1,0 +1,166 @@
+"""Spark's `rate` source: value k with the time at which it is due, never faster than `rowsPerSecond`.
+
+Subtask i of p gives the values i, i + p, i + 2p, ... Owns nothing outside of itself: the clock alone drives it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows
+from tidegate.connectors.options import Options
+from tidegate.model.clock import Clock, SystemClock
+from tidegate.model.errors import IncompatibleCheckpoint, OptionError
+from tidegate.plan.nodes import Scan
+
+_KNOWN = ("numPartitions", "rampUpTime", "rowsPerSecond")
+
+
+class _Split(msgspec.Struct, frozen=True):
+    """Leave to go on. `limit` ends the values (excluded); without one they never end."""
+
+    start_ms: int
+    limit: int | None
+
+
+class _State(msgspec.Struct, frozen=True):
+    """`start_ms` is None until a split told it."""
+
+    start_ms: int | None
+    next_value: int
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class RateSource:
+    rows_per_s: int
+    schema: pa.Schema
+    clock: Clock
+
+    def enumerator(self, *, parallelism: int, available_now: bool) -> "RateEnumerator":
+        return RateEnumerator(self, parallelism=parallelism, available_now=available_now)
+
+    def reader(self, *, subtask: int, parallelism: int) -> "RateReader":
+        return RateReader(self, subtask=subtask, parallelism=parallelism)
+
+    def due_count(self, start_ms: int) -> int:
+        """How many values are due now: value k is due at start + k / rows_per_s."""
+        elapsed_ms = self.clock.wall_ms() - start_ms
+        return 0 if elapsed_ms < 0 else elapsed_ms * self.rows_per_s // 1000 + 1
+
+
+def from_scan(scan: Scan, clock: Clock | None = None) -> RateSource:
+    options = Options(scan.options, owner="rate source", known=_KNOWN)
+    options.positive("numPartitions", default=1)
+    options.only("rampUpTime", ("0", "0s", "0 seconds"))
+    for field in scan.schema:
+        if not _is_column(field):
+            raise OptionError(
+                f"The rate source has no column {field.name!r} of type {field.type}: "
+                f"its columns are timestamp (timestamp) and value (long)."
+            )
+    return RateSource(options.positive("rowsPerSecond", default=1), scan.schema, clock or SystemClock())
+
+
+def _is_column(field: "pa.Field[Any]") -> bool:
+    if field.name == "timestamp":
+        return bool(pa.types.is_timestamp(field.type) and field.type.unit == "us" and field.type.tz is not None)
+    return bool(field.name == "value" and field.type == pa.int64())
+
+
+class RateEnumerator:
+    """Tells every reader the common start, again after each restore: a reader waits for leave to go on."""
+
+    def __init__(self, source: RateSource, *, parallelism: int, available_now: bool) -> None:
+        self._source = source
+        self._parallelism = parallelism
+        self._available_now = available_now
+        self._start_ms: int | None = None
+        self._is_assigned = False
+
+    def restore(self, reader_states: Sequence[bytes]) -> None:
+        states = [msgspec.msgpack.decode(state, type=_State) for state in reader_states]
+        self._start_ms = next((state.start_ms for state in states if state.start_ms is not None), None)
+
+    def discover(self) -> list[Assignment]:
+        if self._is_assigned:
+            return []
+        self._is_assigned = True
+        start_ms = self._source.clock.wall_ms() if self._start_ms is None else self._start_ms
+        limit = self._source.due_count(start_ms) if self._available_now else None
+        split = msgspec.msgpack.encode(_Split(start_ms, limit))
+        return [Assignment(subtask, split) for subtask in range(self._parallelism)]
+
+    def is_complete(self) -> bool:
+        return self._is_assigned
+
+
+class RateReader:
+    def __init__(self, source: RateSource, *, subtask: int, parallelism: int) -> None:
+        self._source = source
+        self._parallelism = parallelism
+        self._start_ms: int | None = None
+        self._next_value = subtask
+        self._split: _Split | None = None
+        self._is_told_all = False
+
+    def restore(self, state: bytes) -> None:
+        restored = msgspec.msgpack.decode(state, type=_State)
+        if restored.parallelism != self._parallelism:
+            raise IncompatibleCheckpoint(
+                f"The rate source was checkpointed with parallelism {restored.parallelism} and cannot go on with "
+                f"{self._parallelism}: set the option 'parallelism' to {restored.parallelism}."
+            )
+        self._start_ms = restored.start_ms
+        self._next_value = restored.next_value
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        for split in splits:
+            self._split = msgspec.msgpack.decode(split, type=_Split)
+            self._start_ms = self._split.start_ms
+
+    def no_more_splits(self) -> None:
+        self._is_told_all = True
+
+    def poll(self, max_rows: int) -> Polled:
+        if self._split is None:
+            return EndOfSource() if self._is_told_all else NothingNow(retry_after_ms=1000.0)
+        due, limit = self._source.due_count(self._split.start_ms), self._split.limit
+        end = due if limit is None else min(due, limit)
+        if self._next_value >= end:
+            return self._nothing(self._split)
+        count = min(max_rows, -((self._next_value - end) // self._parallelism))
+        rows = self._rows(self._split.start_ms, count)
+        self._next_value += count * self._parallelism
+        return Rows(rows)
+
+    def snapshot(self) -> bytes:
+        return msgspec.msgpack.encode(_State(self._start_ms, self._next_value, self._parallelism))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _nothing(self, split: _Split) -> NothingNow | EndOfSource:
+        if split.limit is not None and self._next_value >= split.limit:
+            return EndOfSource() if self._is_told_all else NothingNow(retry_after_ms=1000.0)
+        due_at_ms = split.start_ms + self._next_value * 1000 / self._source.rows_per_s
+        return NothingNow(retry_after_ms=max(1.0, due_at_ms - self._source.clock.wall_ms()))
+
+    def _rows(self, start_ms: int, count: int) -> pa.RecordBatch:
+        step = self._parallelism
+        values = np.arange(self._next_value, self._next_value + count * step, step, dtype=np.int64)
+        columns = {
+            "value": lambda: values,
+            "timestamp": lambda: start_ms * 1000 + values * 1_000_000 // self._source.rows_per_s,
+        }
+        schema = self._source.schema
+        arrays = [
+            # Through buffers, because pa.array(numpy) would import pandas.
+            pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(columns[field.name]().data)])
+            for field in schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,94 @@
+"""Finds the sources' splits on the driver and hands each to its reader."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidegate.connectors.contract import Assignment, SplitEnumerator
+from tidegate.connectors.registry import open_source
+from tidegate.model.ids import Generation, SlotIndex, TaskId, VertexId
+from tidegate.network.messages import AssignSplits
+from tidegate.plan.physical import JobPlan
+from tidegate.worker.mailbox import Background
+
+# As often as Structured Streaming looks when it is idle would load a large folder; this is soon enough for people.
+LOOK_EVERY_MS = 500.0
+
+
+@dataclass(slots=True)
+class _Source:
+    vertex: VertexId
+    enumerator: SplitEnumerator
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class Splits:
+    """One generation's enumerators. `assigned` counts what was handed out, for `processAllAvailable`."""
+
+    generation: Generation
+    parallelism: int
+    background: Background
+    tell: Callable[[SlotIndex, AssignSplits], None]
+    on_error: Callable[[BaseException], None]
+    assigned: int = 0
+    rounds: int = 0
+    _sources: list[_Source] = field(default_factory=list)
+    _next_look_ms: float = 0.0
+    _is_looking: bool = False
+    _is_closed: bool = False
+
+    def open(self, plan: JobPlan, source_states: Mapping[TaskId, bytes], *, available_now: bool) -> None:
+        """Blocking: lists storage. `source_states` are the readers' positions in the restored checkpoint."""
+        for vertex in plan.vertices:
+            if vertex.source is None:
+                continue
+            source = open_source(vertex.source)
+            enumerator = source.enumerator(parallelism=self.parallelism, available_now=available_now)
+            enumerator.restore([state for task, state in source_states.items() if task.vertex == vertex.id])
+            self._sources.append(_Source(vertex.id, enumerator))
+
+    def on_time(self, now_ms: float) -> None:
+        if self._is_looking or self._is_closed or now_ms < self._next_look_ms:
+            return
+        if all(source.is_complete for source in self._sources):
+            return
+        self._is_looking = True
+        self._next_look_ms = now_ms + LOOK_EVERY_MS
+        found: list[tuple[_Source, Sequence[Assignment], bool]] = []
+
+        def look() -> None:
+            for source in self._sources:
+                if not source.is_complete:
+                    assignments = source.enumerator.discover()
+                    found.append((source, assignments, source.enumerator.is_complete()))
+
+        def then(error: BaseException | None) -> None:
+            self._is_looking = False
+            self.rounds += 1
+            if self._is_closed:
+                return
+            if error is not None:
+                self.on_error(error)
+                return
+            for source, assignments, is_complete in found:
+                self._hand_out(source, assignments, is_complete=is_complete)
+
+        self.background.submit(look, then)
+
+    def look_now(self) -> None:
+        self._next_look_ms = 0.0
+
+    def next_deadline_ms(self) -> float:
+        idle = self._is_looking or all(source.is_complete for source in self._sources)
+        return float("inf") if idle or self._is_closed else self._next_look_ms
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _hand_out(self, source: _Source, assignments: Sequence[Assignment], *, is_complete: bool) -> None:
+        source.is_complete = is_complete
+        self.assigned += len(assignments)
+        for subtask in range(self.parallelism):
+            splits = [a.split for a in assignments if a.subtask == subtask]
+            if splits or is_complete:
+                self.tell(SlotIndex(subtask), AssignSplits(self.generation, source.vertex, splits, is_complete))

@@ -1,0 +1,43 @@
+"""Ids are types: a checkpoint id is never passed where a generation is meant."""
+
+from typing import NamedTuple, NewType
+
+CheckpointId = NewType("CheckpointId", int)
+Generation = NewType("Generation", int)
+SlotIndex = NewType("SlotIndex", int)
+VertexId = NewType("VertexId", int)
+EdgeId = NewType("EdgeId", int)
+
+# Numbers the elements of one channel, from 0, without gaps, across the life of one generation.
+Sequence = NewType("Sequence", int)
+
+
+class TaskId(NamedTuple):
+    """One chained subtask; subtask i of every vertex runs in slot i."""
+
+    vertex: VertexId
+    subtask: int
+
+    def __str__(self) -> str:
+        return f"v{self.vertex}.{self.subtask}"
+
+
+class ChannelId(NamedTuple):
+    """One edge between one sending and one receiving subtask."""
+
+    edge: EdgeId
+    sender: int
+    receiver: int
+
+    def __str__(self) -> str:
+        return f"e{self.edge}:{self.sender}->{self.receiver}"
+
+
+class KeyGroupRange(NamedTuple):
+    """Key groups `first` (included) to `last` (excluded)."""
+
+    first: int
+    last: int
+
+    def __contains__(self, key_group: object) -> bool:
+        return isinstance(key_group, int) and self.first <= key_group < self.last

@@ -1,0 +1,204 @@
+"""What slots and the coordinator say to one another on control connections. One tagged union per direction.
+
+Coordinator messages carry the generation; a message of another one is ignored by whoever gets it.
+Slot-to-slot messages need none: a connection between slots belongs to one generation.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
+from tidegate.network.address import SlotAddress
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+# -- slot to slot
+
+
+class BarrierSent(_Message, frozen=True):
+    """The barrier stands before `before` on this channel; the checkpoint is `age_ms` old."""
+
+    channel: int
+    checkpoint: CheckpointId
+    before: Sequence
+    age_ms: float
+
+
+class CutSent(_Message, frozen=True):
+    channel: int
+    checkpoint: CheckpointId
+    held_from: Sequence
+    before: Sequence
+
+
+class Granted(_Message, frozen=True):
+    """The receiver has processed everything below `consumed`."""
+
+    channel: int
+    consumed: Sequence
+
+
+PeerMessage: TypeAlias = BarrierSent | CutSent | Granted
+
+
+# -- coordinator to slot
+
+
+class Deploy(_Message, frozen=True):
+    """Build this generation: connect to the peers, restore, then say `Ready`."""
+
+    generation: Generation
+    peers: dict[SlotIndex, SlotAddress]
+    restore_manifest: str | None
+
+
+class Run(_Message, frozen=True):
+    generation: Generation
+
+
+class AssignSplits(_Message, frozen=True):
+    generation: Generation
+    vertex: int
+    splits: list[bytes]
+    is_last: bool
+
+
+class TriggerCheckpoint(_Message, frozen=True):
+    generation: Generation
+    checkpoint: CheckpointId
+
+
+class AbortCheckpoint(_Message, frozen=True):
+    generation: Generation
+    checkpoint: CheckpointId
+
+
+class Leave(_Message, frozen=True):
+    """Close everything and return the slot to Spark."""
+
+    reason: str
+
+
+ToSlot: TypeAlias = Deploy | Run | AssignSplits | TriggerCheckpoint | AbortCheckpoint | Leave
+
+
+# -- slot to coordinator
+
+
+class Ready(_Message, frozen=True):
+    """Connected and restored; `recovered_bytes` of captured data wait to be processed first."""
+
+    generation: Generation
+    recovered_bytes: int
+
+
+class ChannelCapture(msgspec.Struct, frozen=True, array_like=True):
+    """One side of a channel that holds captured data; `first` and `row` are the receiver's alone."""
+
+    channel: ChannelId
+    held_from: Sequence
+    before: Sequence
+    first: Sequence | None = None
+    row: int = 0
+
+
+class TaskPart(msgspec.Struct, frozen=True, array_like=True):
+    """One task's part of a checkpoint, in numbers."""
+
+    task: TaskId
+    kind: str
+    start_delay_ms: float
+    alignment_ms: float
+    sync_ms: float
+    async_ms: float
+    state_bytes: int
+    inflight_bytes: int
+    committables: list[bytes]
+
+
+class Acknowledge(_Message, frozen=True):
+    generation: Generation
+    checkpoint: CheckpointId
+    path: str
+    length: int
+    crc32: int
+    parts: list[TaskPart]
+    received: list[ChannelCapture]
+    held: list[ChannelCapture]
+
+
+class Decline(_Message, frozen=True):
+    generation: Generation
+    checkpoint: CheckpointId
+    reason: str
+
+
+class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
+    task: TaskId
+    rows_in: int
+    rows_out: int
+    queued_bytes: int
+    busy_ms: float
+    backpressured_ms: float
+
+
+class Progress(_Message, frozen=True):
+    """Sent a few times a second. `is_idle`: no rows wait here and the sources have read what they were given."""
+
+    generation: Generation
+    is_idle: bool
+    splits_received: int
+    tasks: list[TaskProgress]
+
+
+class InputEnded(_Message, frozen=True):
+    """Every task of this slot has processed its last row."""
+
+    generation: Generation
+
+
+class Failed(_Message, frozen=True):
+    generation: Generation
+    is_user_code: bool
+    message: str
+    traceback: str
+
+
+FromSlot: TypeAlias = Ready | Acknowledge | Decline | Progress | InputEnded | Failed
+
+
+class SlotIntroduction(msgspec.Struct, frozen=True):
+    """Said in the handshake with the coordinator."""
+
+    job: str
+    launch: int
+    slot: SlotIndex
+    pid: int
+    address: SlotAddress
+    versions: dict[str, str]
+
+
+def encode(message: PeerMessage | ToSlot | FromSlot) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_peer(data: bytes) -> PeerMessage:
+    return _peer_decoder.decode(data)
+
+
+def decode_to_slot(data: bytes) -> ToSlot:
+    return _to_slot_decoder.decode(data)
+
+
+def decode_from_slot(data: bytes) -> FromSlot:
+    return _from_slot_decoder.decode(data)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_peer_decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
+_to_slot_decoder: msgspec.msgpack.Decoder[ToSlot] = msgspec.msgpack.Decoder(ToSlot)
+_from_slot_decoder: msgspec.msgpack.Decoder[FromSlot] = msgspec.msgpack.Decoder(FromSlot)

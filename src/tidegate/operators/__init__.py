@@ -1,0 +1,1 @@
+"""Operators: rows in, rows out, state snapshotted. They know neither channels nor barriers nor Spark."""

@@ -1,0 +1,35 @@
+"""Operators from their specs. What only one kind of operator needs is imported when that kind is built."""
+
+from typing import assert_never
+
+from tidegate.operators.contract import Operator
+from tidegate.plan.physical import (
+    AggregateSpec,
+    FilterSpec,
+    MapInArrowSpec,
+    OperatorSpec,
+    ProjectSpec,
+    TransformWithStateSpec,
+)
+
+
+def build_operator(spec: OperatorSpec) -> Operator:
+    match spec:
+        case ProjectSpec() | FilterSpec():
+            from tidegate.operators.project_filter import KernelOperator
+
+            return KernelOperator(spec)
+        case MapInArrowSpec():
+            from tidegate.operators.map_in_arrow import MapInArrowOperator
+
+            return MapInArrowOperator(spec)
+        case AggregateSpec():
+            from tidegate.operators.aggregate import AggregateOperator
+
+            return AggregateOperator(spec)
+        case TransformWithStateSpec():
+            from tidegate.operators.transform_with_state import TransformWithStateOperator
+
+            return TransformWithStateOperator(spec)
+        case _:
+            assert_never(spec)

@@ -1,0 +1,280 @@
+"""Keys in columns: finds the slot of every key of a slice at once, without Python per row.
+
+A key, once added, keeps its slot and is never changed or removed, so a prefix of the columns can be read at any
+time later without a copy. Whatever is stored per slot is the caller's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.plan.key_groups import (
+    Hashes,
+    as_large_binary,
+    fixed_values_of,
+    hash_rows,
+    is_variable_width,
+    validity_of,
+)
+
+Slots: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+_FIRST_CAPACITY = 1024
+_EMPTY = -1
+# Sparse enough that most keys stand at their first place.
+_TABLE_PLACES_PER_KEY = 4
+
+
+class GrowingArray(Generic[ScalarT]):
+    """A numpy array that doubles. Growing leaves the old memory alone, so views taken before stay as they were."""
+
+    def __init__(self, dtype: type[ScalarT] | np.dtype[ScalarT], *, width: int | None = None) -> None:
+        shape = (_FIRST_CAPACITY,) if width is None else (_FIRST_CAPACITY, width)
+        self._all: npt.NDArray[ScalarT] = np.zeros(shape, dtype=dtype)
+        self.count = 0
+
+    @property
+    def used(self) -> npt.NDArray[ScalarT]:
+        return self._all[: self.count]
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        start = self.count
+        self.grow_to(start + len(values))
+        self._all[start : self.count] = values
+
+    def grow_to(self, count: int) -> None:
+        """New places hold zero."""
+        if count > len(self._all):
+            grown = np.zeros((max(count, 2 * len(self._all)), *self._all.shape[1:]), dtype=self._all.dtype)
+            grown[: self.count] = self.used
+            self._all = grown
+        self.count = count
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """One key column of a slice, brought to the form in which keys are compared; blank where it is null."""
+
+    values: Any  # a numpy array, or a large binary array of Arrow
+    valid: Flags | None
+
+
+class FixedKeys:
+    def __init__(self, kind: pa.DataType) -> None:
+        empty = fixed_values_of(pa.nulls(0, kind))
+        self.kind = kind
+        self._values: GrowingArray[Any] = GrowingArray(empty.dtype, width=2 if empty.ndim == 2 else None)
+
+    def read(self, column: pa.Array) -> KeyColumn:
+        values, valid = fixed_values_of(column), validity_of(column)
+        if valid is not None:
+            values = values.copy()
+            values[~valid] = 0
+        # Compared by their bits: a NaN then equals itself.
+        return KeyColumn(values.view(f"i{values.itemsize}") if values.dtype.kind == "f" else values, valid)
+
+    def equal(self, slots: Slots, rows: KeyColumn, which: Slots | None) -> Flags:
+        stored = self._values.used.view(rows.values.dtype)[slots]
+        same: Flags = stored == (rows.values if which is None else rows.values[which])
+        return same.all(axis=1) if same.ndim == 2 else same
+
+    def append(self, rows: KeyColumn, which: Slots) -> None:
+        self._values.append(rows.values[which].view(self._values.used.dtype))
+
+    def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
+        if pa.types.is_null(self.kind):
+            return pa.nulls(len(valid))
+        return fixed_array(self.kind, self._values.used[slots], valid)
+
+    def size_bytes(self) -> int:
+        return self._values.used.nbytes
+
+
+class VariableKeys:
+    """Strings and bytes in Arrow's own layout, so that Arrow can take and compare them in place."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.kind = kind
+        self._offsets: GrowingArray[np.int64] = GrowingArray(np.int64)
+        self._offsets.grow_to(1)
+        self._data: GrowingArray[np.uint8] = GrowingArray(np.uint8)
+
+    def read(self, column: pa.Array) -> KeyColumn:
+        return KeyColumn(as_large_binary(column), validity_of(column))
+
+    def equal(self, slots: Slots, rows: KeyColumn, which: Slots | None) -> Flags:
+        values = rows.values if which is None else rows.values.take(slots_array(which))
+        same = pc.equal(self._stored().take(slots_array(slots)), values)
+        return fixed_values_of(same).view(np.bool_)
+
+    def append(self, rows: KeyColumn, which: Slots) -> None:
+        added = rows.values.take(slots_array(which))
+        offsets = np.frombuffer(added.buffers()[1], dtype=np.int64)[added.offset : added.offset + len(added) + 1]
+        if offsets[-1] > offsets[0]:
+            data = np.frombuffer(added.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
+            self._offsets.append(offsets[1:] - offsets[0] + self._data.count)
+            self._data.append(data)
+        else:
+            self._offsets.append(np.full(len(added), self._data.count))
+
+    def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
+        # A null among the indices is taken as a null.
+        wanted = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
+        return self._stored().take(fixed_array(pa.int64(), wanted, valid)).cast(pa.binary()).cast(self.kind)
+
+    def size_bytes(self) -> int:
+        return self._offsets.used.nbytes + self._data.used.nbytes
+
+    def _stored(self) -> pa.Array:
+        buffers = [None, pa.py_buffer(self._offsets.used), pa.py_buffer(self._data.used)]
+        return pa.Array.from_buffers(pa.large_binary(), self._offsets.count - 1, buffers)
+
+
+class KeyIndex:
+    """Key to slot: open addressing over the stable hash, with the keys themselves compared at every hit.
+
+    Keys whose hashes collide take neighbouring places of the table, like keys whose places collide.
+    """
+
+    def __init__(self, kinds: Sequence[pa.DataType]) -> None:
+        self._columns = [VariableKeys(kind) if is_variable_width(kind) else FixedKeys(kind) for kind in kinds]
+        self._valid: list[GrowingArray[np.bool_]] = [GrowingArray(np.bool_) for _ in kinds]
+        self._has_nulls = [False] * len(kinds)
+        self._hashes: GrowingArray[np.uint64] = GrowingArray(np.uint64)
+        self._table: npt.NDArray[np.int32] = np.full(_FIRST_CAPACITY, _EMPTY, dtype=np.int32)
+
+    @property
+    def count(self) -> int:
+        return self._hashes.count
+
+    @property
+    def hashes(self) -> Hashes:
+        """One per slot; as it only grows, a view taken now keeps its values."""
+        return self._hashes.used
+
+    def find_or_add(self, rows: pa.RecordBatch) -> Slots:
+        """The slot of each row's key (its first columns), which gets one if it is new."""
+        hashes = hash_rows(rows, len(self._columns))
+        keys = [keys.read(_decoded(rows.column(index), keys.kind)) for index, keys in enumerate(self._columns)]
+        places = self._home(hashes)
+        slots = self._at(places)
+        left = np.flatnonzero(~self._matches(slots, hashes, keys, None))
+        while len(left):
+            self._advance(places, left, hashes)
+            left = self._settle(places, left, slots, hashes, keys)
+        return slots
+
+    def gather(self, slots: Slots | slice) -> list[pa.Array]:
+        """The keys of those slots, one array per key column, in the column's own type."""
+        return [keys.gather(slots, valid.used[slots]) for keys, valid in zip(self._columns, self._valid, strict=True)]
+
+    def size_bytes(self) -> int:
+        return self._hashes.used.nbytes + sum(keys.size_bytes() for keys in self._columns)
+
+    def _home(self, hashes: Hashes) -> Slots:
+        return (hashes & np.uint64(len(self._table) - 1)).view(np.int64)
+
+    def _at(self, places: Slots) -> Slots:
+        return self._table[places].astype(np.int64)
+
+    def _advance(self, places: Slots, rows: Slots, hashes: Hashes) -> None:
+        """Moves rows on to the first place that is free or holds a key of the same hash."""
+        while len(rows) and self.count:
+            found = self._at(places[rows])
+            rows = rows[(found != _EMPTY) & (self._hashes.used[found] != hashes[rows])]
+            places[rows] = self._next(places[rows])
+
+    def _settle(self, places: Slots, rows: Slots, slots: Slots, hashes: Hashes, keys: Sequence[KeyColumn]) -> Slots:
+        """Gives rows the slot at their place, adding keys at free ones; the rows still without a slot."""
+        is_free = self._table[places[rows]] == _EMPTY
+        if is_free.any() and not self._add(rows[is_free], places, hashes, keys):
+            places[rows] = self._home(hashes[rows])
+            return rows
+        found = self._at(places[rows])
+        matches = self._matches(found, hashes, keys, rows)
+        slots[rows[matches]] = found[matches]
+        left = rows[~matches]
+        # Another key with the very same hash: it stops `_advance`, so it is passed here.
+        collided = left[self._hashes.used[found[~matches]] == hashes[left]]
+        places[collided] = self._next(places[collided])
+        return left
+
+    def _next(self, places: Slots) -> Slots:
+        return (places + 1) & (len(self._table) - 1)
+
+    def _matches(self, slots: Slots, hashes: Hashes, keys: Sequence[KeyColumn], which: Slots | None) -> Flags:
+        """Where the key in that slot is the row's; `which` are the rows meant, None for all."""
+        if self.count == 0:
+            return np.zeros(len(slots), dtype=np.bool_)
+        wanted = hashes if which is None else hashes[which]
+        # An empty place reads the last slot, which is then ruled out.
+        matches: Flags = self._hashes.used[slots] == wanted
+        matches &= slots != _EMPTY
+        if not matches.any():
+            return matches
+        for stored, valid, has_nulls, rows in zip(self._columns, self._valid, self._has_nulls, keys, strict=True):
+            inside = slots if matches.all() else np.where(matches, slots, 0)
+            matches &= stored.equal(inside, rows, which)
+            if rows.valid is not None or has_nulls:
+                matches &= valid.used[inside] == (True if rows.valid is None else _chosen(rows.valid, which))
+        return matches
+
+    def _add(self, rows: Slots, places: Slots, hashes: Hashes, keys: Sequence[KeyColumn]) -> bool:
+        """Adds keys of rows at free places, one per place; False if the table had to grow first.
+
+        Rows of one key always stand at the same place, so what is added is distinct.
+        """
+        # The last write to a place stays: in reverse, that of the first row.
+        at = places[rows]
+        self._table[at[::-1]] = rows[::-1]
+        is_first = self._table[at] == rows
+        added = rows[is_first]
+        if _TABLE_PLACES_PER_KEY * (self.count + len(added)) > len(self._table):
+            self._rebuild_table(_TABLE_PLACES_PER_KEY * (self.count + len(added)))
+            return False
+        self._table[at[is_first]] = np.arange(self.count, self.count + len(added))
+        self._hashes.append(hashes[added])
+        for index, column in enumerate(keys):
+            self._columns[index].append(column, added)
+            self._valid[index].append(np.ones(len(added), np.bool_) if column.valid is None else column.valid[added])
+            self._has_nulls[index] |= column.valid is not None
+        return True
+
+    def _rebuild_table(self, at_least: int) -> None:
+        size = len(self._table)
+        while size < at_least:
+            size *= 2
+        self._table = np.full(size, _EMPTY, dtype=np.int32)
+        left = np.arange(self.count)
+        places = self._home(self._hashes.used)
+        while len(left):
+            is_free = self._table[places] == _EMPTY
+            self._table[places[is_free]] = left[is_free]
+            is_unplaced = self._table[places] != left
+            left, places = left[is_unplaced], self._next(places[is_unplaced])
+
+
+def slots_array(slots: Slots) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(slots), [None, pa.py_buffer(np.ascontiguousarray(slots))])
+
+
+def fixed_array(kind: pa.DataType, values: npt.NDArray[Any], valid: Flags | None) -> pa.Array:
+    """An Arrow array of a fixed-width type; `values` must not be written to afterwards."""
+    validity = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    data = np.packbits(values, bitorder="little") if pa.types.is_boolean(kind) else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(data)])
+
+
+def _chosen(flags: Flags, which: Slots | None) -> Flags:
+    return flags if which is None else flags[which]
+
+
+def _decoded(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column.cast(kind) if pa.types.is_dictionary(column.type) else column

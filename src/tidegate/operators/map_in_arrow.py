@@ -1,0 +1,170 @@
+"""A user's function from batches to batches, called once per epoch; its iterator suspends between slices.
+
+The function runs in a greenlet of its own, on the slot's thread. It must never be left suspended across a snapshot.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from tidegate.model.errors import UserCodeFailure
+from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.user_code import user_code_failure
+from tidegate.plan.physical import MapInArrowSpec
+from tidegate.state.contract import RestoredSection, Section
+
+MapFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Any]
+
+
+class MapInArrowOperator:
+    def __init__(self, spec: MapInArrowSpec) -> None:
+        self._spec = spec
+        self._call: EpochCall | None = None
+
+    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        self._function = context.user_code.map_function(self._spec.function)
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        if rows.num_rows == 0:
+            return
+        if self._call is None:
+            self._call = EpochCall(self._function, name=self._spec.function_name)
+        self._emit_checked(self._call.feed(rows), emit)
+
+    def before_barrier(self, emit: Emit) -> None:
+        self._finish_epoch(emit)
+
+    def end_of_input(self, emit: Emit) -> None:
+        self._finish_epoch(emit)
+
+    def on_idle(self, emit: Emit) -> None:
+        pass
+
+    def snapshot(self) -> list[Section]:
+        return []
+
+    def state_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.abandon()
+
+    def _finish_epoch(self, emit: Emit) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            self._emit_checked(call.finish(), emit)
+
+    def _emit_checked(self, results: Sequence[Any], emit: Emit) -> None:
+        for result in results:
+            batch = fit_to_schema(result, self._spec.schema, function_name=self._spec.function_name)
+            if batch.num_rows:
+                emit(batch)
+
+
+class EpochCall:
+    """One call of the user's function, over the slices of one epoch."""
+
+    def __init__(self, function: MapFunction, *, name: str) -> None:
+        self._function = function
+        self._name = name
+        self._slice: pa.RecordBatch | None = None
+        self._has_ended = False
+        self._results: list[Any] = []
+        self._greenlet = greenlet(self._run)
+
+    def feed(self, rows: pa.RecordBatch) -> list[Any]:
+        """What the function gives until it asks for more. A function that has returned gets no more of the epoch."""
+        if self._greenlet.dead:
+            return []
+        self._slice = rows
+        return self._resume()
+
+    def finish(self) -> list[Any]:
+        """Ends the iterator; what the function still gives."""
+        self._has_ended = True
+        return [] if self._greenlet.dead else self._resume()
+
+    def abandon(self) -> None:
+        """Ends the function where it stands; what it still gives is dropped."""
+        if not self._greenlet.dead:
+            self._greenlet.parent = getcurrent()
+            self._greenlet.throw(GreenletExit)
+        self._results.clear()
+
+    def _resume(self) -> list[Any]:
+        self._greenlet.parent = getcurrent()
+        self._greenlet.switch()
+        results, self._results = self._results, []
+        return results
+
+    def _run(self) -> None:
+        try:
+            for result in self._iterable(self._function(self._slices())):
+                self._results.append(result)
+        except UserCodeFailure:
+            raise
+        except Exception as error:
+            raise user_code_failure(error, called=f"mapInArrow function {self._name!r}") from error
+
+    def _iterable(self, returned: Any) -> Any:
+        if not hasattr(returned, "__iter__"):
+            raise UserCodeFailure(
+                f"mapInArrow function {self._name!r} returned {type(returned).__name__}: "
+                "it must return an iterator of pyarrow.RecordBatch, for example by yielding them."
+            )
+        return returned
+
+    def _slices(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            while self._slice is None:
+                if self._has_ended:
+                    return
+                self._greenlet.parent.switch()
+            rows, self._slice = self._slice, None
+            yield rows
+
+
+def fit_to_schema(result: Any, schema: pa.Schema, *, function_name: str) -> pa.RecordBatch:
+    """The result with its columns in the declared order: by name if all names are there, by position otherwise."""
+    if not isinstance(result, pa.RecordBatch):
+        raise UserCodeFailure(
+            f"mapInArrow function {function_name!r} gave a value of type {type(result).__name__}: "
+            "it must give pyarrow.RecordBatch."
+        )
+    if result.num_columns == 0 and result.num_rows == 0:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+    if result.num_columns != len(schema):
+        raise UserCodeFailure(
+            f"mapInArrow function {function_name!r} gave {result.num_columns} columns "
+            f"({', '.join(result.schema.names)}), its declared schema has {len(schema)} ({', '.join(schema.names)})."
+        )
+    is_by_name = len(set(schema.names)) == len(schema) and set(result.schema.names) == set(schema.names)
+    columns = [
+        _fit_column(result.column(field.name if is_by_name else position), field, function_name)
+        for position, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fit_column(column: pa.Array, field: pa.Field, function_name: str) -> pa.Array:
+    if column.type == field.type:
+        return column
+    if _is_same_to_spark(found=column.type, expected=field.type):
+        return column.cast(field.type)
+    raise UserCodeFailure(
+        f"mapInArrow function {function_name!r} gave column {field.name!r} as {column.type}, "
+        f"its declared schema has it as {field.type}: cast it in the function, or change the schema."
+    )
+
+
+def _is_same_to_spark(*, found: pa.DataType, expected: pa.DataType) -> bool:
+    """Spark reads the large layouts as the usual ones, and an instant whatever zone it is labelled with."""
+    if pa.types.is_large_string(found) or pa.types.is_large_binary(found):
+        return bool(expected == (pa.string() if pa.types.is_large_string(found) else pa.binary()))
+    if pa.types.is_timestamp(found) and pa.types.is_timestamp(expected):
+        return found.unit == expected.unit and bool(found.tz) == bool(expected.tz)
+    return False

@@ -1,0 +1,13 @@
+"""How an error of the user's own code is told."""
+
+import traceback
+
+from tidegate.model.errors import UserCodeFailure
+
+
+def user_code_failure(error: Exception, *, called: str) -> UserCodeFailure:
+    """With the user's traceback as text: the error itself may not survive the way to the driver."""
+    # The first frame is the operator's own call.
+    trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return UserCodeFailure(f"{called} raised {type(error).__name__}: {error}\n{text}")

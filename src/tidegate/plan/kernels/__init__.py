@@ -1,0 +1,173 @@
+"""Turns expressions into functions over Arrow batches, with exactly Spark's results or a refusal.
+
+Everything is resolved when compiling; running a kernel does no per-row Python. Never approximates: an expression
+whose Arrow kernel may differ from Spark's is `UnsupportedPlan`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
+
+import pyarrow as pa
+
+from tidegate.model.errors import UnsupportedPlan
+from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
+from tidegate.plan.kernels import arithmetic, comparison, logic, strings
+from tidegate.plan.kernels.casts import build_cast
+from tidegate.plan.kernels.values import Kernel, as_array
+
+__all__ = ["check_supported", "compile_expression", "compile_filter", "compile_projection", "supported_functions"]
+
+_BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
+    **arithmetic.BUILDERS,
+    **comparison.BUILDERS,
+    **logic.BUILDERS,
+    **strings.BUILDERS,
+}
+# Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
+_NULL_INTOLERANT = (frozenset(arithmetic.BUILDERS) - {"Greatest", "Least", "NormalizeNaNAndZero"}) | (
+    frozenset(comparison.BUILDERS) - {"EqualNullSafe"}
+)
+
+
+def supported_functions() -> frozenset[str]:
+    return frozenset(_BUILDERS)
+
+
+def check_supported(expression: Expression) -> None:
+    """Raises `UnsupportedPlan` if the expression cannot be compiled, or Arrow cannot run what it compiles to."""
+    types = _column_types(expression)
+    width = max(types, default=-1) + 1
+    columns = [pa.nulls(0, types.get(index, pa.null())) for index in range(width)]
+    rows = pa.RecordBatch.from_arrays(columns, names=[str(index) for index in range(width)])
+    try:
+        result = compile_expression(expression)(rows)
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as missing:
+        raise UnsupportedPlan(f"Arrow has no kernel for it ({missing})") from missing
+    if result.type != expression.type:
+        raise UnsupportedPlan(f"Its kernel gives {result.type} in place of {expression.type}")
+
+
+def compile_expression(expression: Expression) -> Callable[[pa.RecordBatch], pa.Array]:
+    """A function to a column of exactly `expression.type`, as long as the batch."""
+    run = _compile(expression).run
+    return lambda rows: as_array(run(rows), rows.num_rows)
+
+
+def compile_projection(
+    expressions: Sequence[Expression], schema: pa.Schema
+) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    columns = [compile_expression(expression) for expression in expressions]
+    return lambda rows: pa.RecordBatch.from_arrays([column(rows) for column in columns], schema=schema)
+
+
+def compile_filter(condition: Expression) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Keeps the rows where the condition is true; gives the same batch back if those are all."""
+    steps = _filter_steps(condition)
+
+    def run(rows: pa.RecordBatch) -> pa.RecordBatch:
+        for step in steps:
+            if rows.num_rows == 0:
+                return rows
+            mask = as_array(step.run(rows), rows.num_rows)
+            if mask.true_count < rows.num_rows:
+                rows = rows.filter(mask)
+        return rows
+
+    return run
+
+
+def _compile(expression: Expression) -> Kernel:
+    match expression:
+        case Column(index=index, type=type_):
+            return Kernel(lambda rows: rows.column(index), type_, raises=False)
+        case Literal(value=value, type=type_):
+            constant = pa.scalar(value, type_)
+            return Kernel(lambda _rows: constant, type_, raises=False, constant=constant)
+        case Cast(child=child):
+            return build_cast(expression, _compile(child))
+        case Call(function=function, arguments=arguments):
+            if function not in _BUILDERS:
+                raise UnsupportedPlan(f"Tidegate has no kernel for {function}")
+            return _BUILDERS[function](expression, tuple(_compile(argument) for argument in arguments))
+        case _:
+            assert_never(expression)
+
+
+def _filter_steps(condition: Expression) -> list[Kernel]:
+    """One kernel for each run of conditions that cannot raise, one for each that can.
+
+    Spark drops a row at the first condition that is not true, so a later one must not raise for it.
+    """
+    steps: list[Kernel] = []
+    quiet: list[Kernel] = []
+    for conjunct in _in_sparks_order(_conjuncts(condition)):
+        kernel = _compile(conjunct)
+        if not kernel.raises:
+            quiet.append(kernel)
+            continue
+        steps += [logic.conjunction(quiet)] if quiet else []
+        steps.append(kernel)
+        quiet = []
+    return steps + ([logic.conjunction(quiet)] if quiet else [])
+
+
+def _conjuncts(condition: Expression) -> list[Expression]:
+    if isinstance(condition, Call) and condition.function == "And":
+        return [part for argument in condition.arguments for part in _conjuncts(argument)]
+    return [condition]
+
+
+def _in_sparks_order(conjuncts: list[Expression]) -> list[Expression]:
+    """As FilterExec: `IsNotNull` of a column stands before its first use, what is left of them at the end."""
+    checks = [part for part in conjuncts if _is_null_check(part)]
+    ordered: list[Expression] = []
+    for conjunct in conjuncts:
+        if _is_null_check(conjunct):
+            continue
+        guards = [check for check in checks if check not in ordered and _checked_column(check) & _columns(conjunct)]
+        ordered += [*guards, conjunct]
+    return ordered + [check for check in checks if check not in ordered]
+
+
+def _is_null_check(expression: Expression) -> bool:
+    return (
+        isinstance(expression, Call)
+        and expression.function == "IsNotNull"
+        and _is_null_intolerant(expression.arguments[0])
+    )
+
+
+def _is_null_intolerant(expression: Expression) -> bool:
+    match expression:
+        case Column() | Literal():
+            return True
+        case Cast(child=child):
+            return _is_null_intolerant(child)
+        case Call(function=function, arguments=arguments):
+            return function in _NULL_INTOLERANT and all(map(_is_null_intolerant, arguments))
+        case _:
+            assert_never(expression)
+
+
+def _checked_column(check: Expression) -> frozenset[int]:
+    """The column itself, if the check is of a plain column."""
+    plain = isinstance(check, Call) and isinstance(check.arguments[0], Column)
+    return _columns(check) if plain else frozenset()
+
+
+def _columns(expression: Expression) -> frozenset[int]:
+    return frozenset(_column_types(expression))
+
+
+def _column_types(expression: Expression) -> dict[int, pa.DataType]:
+    match expression:
+        case Column(index=index, type=type_):
+            return {index: type_}
+        case Literal():
+            return {}
+        case Cast(child=child):
+            return _column_types(child)
+        case Call(arguments=arguments):
+            return {index: type_ for argument in arguments for index, type_ in _column_types(argument).items()}
+        case _:
+            assert_never(expression)

@@ -1,0 +1,57 @@
+"""The string functions whose Arrow kernels surely agree with Java's. Case mapping does not, so it is not here."""
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.plan.expressions import Call
+from tidegate.plan.kernels.values import Kernel, Value, unsupported
+
+
+def build_concat(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
+    """Null if any part is null."""
+    if call.type != pa.string() or not arguments or any(argument.type != call.type for argument in arguments):
+        raise unsupported(call.function, *(argument.type for argument in arguments))
+    # Spark evaluates parts only up to the first null: parts that may raise are not surely equal.
+    if any(argument.raises for argument in arguments[1:]):
+        raise unsupported(f"{call.function} with parts that may raise", call.type)
+    empty = pa.scalar("", pa.string())
+
+    def run(rows: pa.RecordBatch) -> Value:
+        return pc.binary_join_element_wise(*(argument.run(rows) for argument in arguments), empty)
+
+    return Kernel(run, call.type, raises=arguments[0].raises)
+
+
+def build_length(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
+    """Code points of a string, bytes of a binary."""
+    (child,) = arguments
+    if child.type not in (pa.string(), pa.binary()):
+        raise unsupported(call.function, child.type)
+    apply = pc.utf8_length if child.type == pa.string() else pc.binary_length
+    return Kernel(lambda rows: apply(child.run(rows)), call.type, raises=child.raises)
+
+
+def build_match(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
+    """StartsWith, EndsWith, Contains with a constant to look for."""
+    text, pattern = arguments
+    if text.type != pa.string() or pattern.type != pa.string():
+        raise unsupported(call.function, text.type, pattern.type)
+    if pattern.constant is None or not pattern.constant.is_valid:
+        raise unsupported(f"{call.function} with a pattern that is not a constant", text.type, pattern.type)
+    apply, wanted = _MATCHES[call.function], pattern.constant.as_py()
+    return Kernel(lambda rows: apply(text.run(rows), pattern=wanted), pa.bool_(), raises=text.raises)
+
+
+_MATCHES: Mapping[str, Callable[..., Value]] = {
+    "StartsWith": pc.starts_with,
+    "EndsWith": pc.ends_with,
+    "Contains": pc.match_substring,
+}
+
+BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
+    "Concat": build_concat,
+    "Length": build_length,
+    **dict.fromkeys(_MATCHES, build_match),
+}

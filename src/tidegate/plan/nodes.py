@@ -1,0 +1,88 @@
+"""The lowered plan: one node per Catalyst node that Tidegate runs, children first, columns by position."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from tidegate.plan.expressions import Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes."""
+
+    format: str
+    options: Mapping[str, str]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    child: "Node"
+    columns: tuple[Expression, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    child: "Node"
+    condition: Expression
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class MapInArrow:
+    """`function` is PySpark's pickled command; only the spark layer can open it."""
+
+    child: "Node"
+    function: bytes
+    function_name: str
+    schema: pa.Schema
+
+
+class AggregateFunction(Enum):
+    COUNT_ROWS = "count(*)"  # counts rows
+    COUNT = "count"  # counts rows whose arguments are all not null
+    SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateCall:
+    function: AggregateFunction
+    arguments: tuple[Expression, ...]
+    type: pa.DataType
+    ansi: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Groups by `keys` (over the child's columns), computes `calls`; `results` are over the row [keys..., calls...]."""
+
+    child: "Node"
+    keys: tuple[Expression, ...]
+    calls: tuple[AggregateCall, ...]
+    results: tuple[Expression, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class TransformWithState:
+    """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command."""
+
+    child: "Node"
+    key_count: int
+    processor: bytes
+    schema: pa.Schema
+
+
+Node: TypeAlias = Scan | Project | Filter | MapInArrow | Aggregate | TransformWithState
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    format: str
+    options: Mapping[str, str]
+    schema: pa.Schema

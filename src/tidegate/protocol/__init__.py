@@ -1,0 +1,1 @@
+"""Decisions, pure: events in, actions out. No I/O, clock, thread, randomness or logging here."""

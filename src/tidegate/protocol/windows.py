@@ -1,0 +1,47 @@
+"""Flow control by byte windows: a channel may have so many bytes sealed but not yet consumed.
+
+An element may overdraw the window; the task then waits until grants have made room again. A grant names how far the
+receiver has consumed, not a number of bytes: so both sides can never disagree about what an element weighs.
+"""
+
+from collections import deque
+
+from tidegate.model.ids import Sequence
+
+
+class SendWindow:
+    def __init__(self, window_bytes: int) -> None:
+        self._window_bytes = window_bytes
+        self._in_flight: deque[tuple[Sequence, int]] = deque()
+        self._in_flight_bytes = 0
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._in_flight_bytes
+
+    def has_room(self) -> bool:
+        return self._in_flight_bytes < self._window_bytes
+
+    def spend(self, sequence: Sequence, size_bytes: int) -> None:
+        self._in_flight.append((sequence, size_bytes))
+        self._in_flight_bytes += size_bytes
+
+    def granted(self, consumed: Sequence) -> None:
+        """The receiver has processed everything below `consumed`."""
+        while self._in_flight and self._in_flight[0][0] < consumed:
+            self._in_flight_bytes -= self._in_flight.popleft()[1]
+
+
+class ReceiveWindow:
+    """Gathers what was consumed into few grants: one for each quarter window, and whenever the channel runs dry."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self._threshold_bytes = max(1, window_bytes // 4)
+        self._owed_bytes = 0
+
+    def is_grant_due(self, consumed_bytes: int, *, channel_is_empty: bool) -> bool:
+        self._owed_bytes += consumed_bytes
+        if self._owed_bytes < self._threshold_bytes and not channel_is_empty:
+            return False
+        self._owed_bytes = 0
+        return True

@@ -1,0 +1,255 @@
+"""Reads Catalyst's optimised plan of a streaming DataFrame into `plan.nodes`.
+
+The only module that knows Catalyst's node classes. What Tidegate does not run is refused here, before anything
+starts, by Spark's name for it; nothing is dropped or approximated.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan
+from tidegate.plan.expressions import Column, Expression
+from tidegate.plan.nodes import Filter, MapInArrow, Node, Project, TransformWithState
+from tidegate.spark.catalyst_aggregates import read_aggregate
+from tidegate.spark.catalyst_expressions import Scope, read_expression
+from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
+from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
+from tidegate.spark.types import to_arrow_type
+from tidegate.spark.user_code import check_processor
+
+_OUTPUT_MODES = ("append", "update", "complete")
+_ROW_PROCESSOR_EVAL_TYPE = 213  # PythonEvalType.SQL_TRANSFORM_WITH_STATE_PYTHON_ROW_UDF
+# The optimiser turns these into the time of planning; in a stream they mean the time of each micro-batch.
+_CURRENT_TIME = re.compile(
+    r'"class":"org\.apache\.spark\.sql\.catalyst\.expressions\.'
+    r'(CurrentTimestamp|Now|CurrentDate|CurrentTime|LocalTimestamp|CurrentBatchTimestamp)"'
+)
+_ADVICE: Mapping[str, str] = {
+    "Join": "join with a fixed table inside mapInArrow, or join before the stream is written to its source",
+    "Deduplicate": "keep the keys seen in a ValueState of transformWithState",
+    "DeduplicateWithinWatermark": "keep the keys seen in a ValueState of transformWithState",
+    "Window": "use groupBy with count or sum, or transformWithState",
+    "EventTimeWatermark": "remove withWatermark; aggregations run in update mode without it",
+    "UpdateEventTimeWatermarkColumn": "remove eventTimeColumnName",
+    "Union": "write the streams into one directory, or run one query for each",
+    "Repartition": "remove repartition or coalesce; option parallelism sets the number of slots",
+    "RepartitionByExpression": "remove repartition; keyed operators distribute their input by key themselves",
+    "MapInPandas": "use mapInArrow",
+    "BatchEvalPython": "call the Python function in mapInArrow",
+    "ArrowEvalPython": "call the Python function in mapInArrow",
+    "Generate": "explode inside mapInArrow",
+    "FlatMapGroupsInPandasWithState": "use transformWithState with a ValueState",
+    "LocalRelation": "the query has no rows by its own conditions, or reads a fixed table, so there is no stream to run",
+    "GlobalLimit": "remove limit",
+    "LocalLimit": "remove limit",
+    "Sort": "remove orderBy; a stream has no end to sort before",
+}
+_SUPPORTED = "supported are select, where, groupBy with count and sum, mapInArrow and transformWithState"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A node and the expression ids of its columns."""
+
+    node: Node
+    ids: list[tuple[int, str]]
+
+    def scope(self) -> Scope:
+        return Scope(self.ids, self.node.schema)
+
+
+def read_plan(df: DataFrame) -> Node:
+    """The plan Tidegate runs for a streaming DataFrame; raises `UnsupportedPlan` for what it does not run."""
+    _require_classic(df)
+    if not df.isStreaming:
+        raise OptionError(
+            "The DataFrame is not a streaming one: read its source with spark.readStream, or use df.write for a batch."
+        )
+    analyzed = df._jdf.queryExecution().analyzed()
+    current_time = _CURRENT_TIME.search(analyzed.toJSON())
+    if current_time is not None:
+        raise UnsupportedPlan(
+            f"{current_time.group(1)} would be fixed at the time of planning: "
+            f"take the time in mapInArrow, or use the timestamp of the source."
+        )
+    optimized = df.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed)
+    return _read(plan_tree(optimized)).node
+
+
+def check_output_mode(df: DataFrame, output_mode: str) -> None:
+    """Asks Spark whether the query may be written in this mode; raises `UnsupportedPlan` with Spark's sentence."""
+    _require_classic(df)
+    mode = output_mode.lower()
+    if mode not in _OUTPUT_MODES:
+        raise OptionError(f"Output mode {output_mode!r} does not exist: use append or update.")
+    from pyspark.errors import AnalysisException
+
+    jvm = df.sparkSession._jvm
+    spark_mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(df._jdf.queryExecution().analyzed(), spark_mode)
+    except AnalysisException as refusal:
+        raise UnsupportedPlan(str(refusal).split(";\n", 1)[0].strip()) from None
+    if mode == "complete":
+        raise UnsupportedPlan("Output mode complete is not available: use update, which emits the changed groups.")
+
+
+def _require_classic(df: object) -> None:
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    if isinstance(df, ClassicDataFrame):
+        return
+    if isinstance(df, DataFrame):
+        raise EnvironmentProblem(
+            "The DataFrame belongs to a Spark Connect session, which gives no access to Catalyst's plan: "
+            "create it with a classic SparkSession (SparkSession.builder.master(...), not remote(...))."
+        )
+    raise OptionError(f"A streaming DataFrame is needed, not {type(df).__name__}.")
+
+
+def _read(tree: PlanTree) -> Read:
+    reader = _READERS.get(tree.name)
+    if reader is None:
+        _refuse(tree)
+    return reader(tree)
+
+
+def _refuse(tree: PlanTree) -> NoReturn:
+    advice = _ADVICE.get(tree.name, _SUPPORTED)
+    raise UnsupportedPlan(f"Tidegate does not run Spark's {tree.name}: {advice}.")
+
+
+def _read_source(tree: PlanTree) -> Read:
+    attributes = tree.expressions("output")
+    schema = _attribute_schema(attributes)
+    read_relation = read_file_relation if tree.name == "StreamingRelation" else read_table_relation
+    return Read(read_relation(tree.jvm, schema), [attribute.expression_id() for attribute in attributes])
+
+
+def _read_project(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    scope = child.scope()
+    outputs = tree.expressions("projectList")
+    if not outputs:
+        raise UnsupportedPlan("Tidegate does not run Spark's Project without columns: select at least one column.")
+    columns = tuple(read_expression(output, scope) for output in outputs)
+    return Read(Project(child.node, columns, _named_schema(outputs, columns)), _ids(outputs))
+
+
+def _read_filter(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    condition = read_expression(tree.expression("condition"), child.scope())
+    return Read(Filter(child.node, condition, child.node.schema), child.ids)
+
+
+def _read_map_in_arrow(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    if tree.fields["isBarrier"]:
+        raise UnsupportedPlan("Tidegate does not run Spark's MapInArrow with barrier=True: leave barrier out.")
+    function = tree.expression("functionExpr")
+    attributes = tree.expressions("output")
+    node = MapInArrow(child.node, _command(tree), function.fields["name"], _attribute_schema(attributes))
+    return Read(node, _ids(attributes))
+
+
+def _read_aggregate(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    outputs = tree.expressions("aggregateExpressions")
+    keys = tree.expressions("groupingExpressions")
+    read = read_aggregate(child.node, child.scope(), keys=keys, outputs=outputs)
+    return Read(read(_named_schema(outputs, read.results)), _ids(outputs))
+
+
+def _read_transform_with_state(tree: PlanTree) -> Read:
+    function = tree.expression("functionExpr")
+    _check_transform_with_state(tree, function)
+    child = _read(tree.children[0])
+    key_count = tree.fields["groupingAttributesLen"]
+    if key_count == 0:
+        raise UnsupportedPlan("Tidegate does not run Spark's TransformWithStateInPySpark without keys: use groupBy.")
+    _check_state_keys(child.node.schema, key_count)
+    command = _command(tree)
+    attributes = tree.expressions("outputAttrs")
+    check_processor(command)
+    node = TransformWithState(_rows_as_spark_shows(child, key_count), key_count, command, _attribute_schema(attributes))
+    return Read(node, _ids(attributes))
+
+
+def _check_transform_with_state(tree: PlanTree, function: ExpressionTree) -> None:
+    if tree.fields["hasInitialState"]:
+        raise UnsupportedPlan("Tidegate does not run transformWithState with an initial state: leave it out.")
+    if function.fields["evalType"] != _ROW_PROCESSOR_EVAL_TYPE:
+        raise UnsupportedPlan("Tidegate does not run transformWithStateInPandas: use transformWithState, with Rows.")
+    time_mode = str(tree.fields["timeMode"]["object"])
+    if not time_mode.endswith("NoTime$"):
+        raise UnsupportedPlan('Tidegate does not run transformWithState with timers: use timeMode "None".')
+
+
+def _check_state_keys(schema: pa.Schema, key_count: int) -> None:
+    for key in list(schema)[:key_count]:
+        if pa.types.is_floating(key.type):
+            raise UnsupportedPlan(
+                f"Tidegate does not run transformWithState grouped by {key.name!r}, a floating point number: "
+                f"cast it to a long, a decimal or a string."
+            )
+
+
+def _rows_as_spark_shows(child: Read, key_count: int) -> Node:
+    """[keys..., the columns of the user's Row...]: Spark's Row also starts with the keys that are no data column."""
+    keys, data = child.ids[:key_count], child.ids[key_count:]
+    extra = [index for index, key in enumerate(keys) if key not in data]
+    if not extra:
+        return child.node
+    positions = [*range(key_count), *extra, *range(key_count, len(child.ids))]
+    fields = [child.node.schema.field(position) for position in positions]
+    columns = tuple(Column(at, field.name, field.type) for at, field in zip(positions, fields, strict=True))
+    return Project(child.node, columns, pa.schema(fields))
+
+
+def _command(tree: PlanTree) -> bytes:
+    """PySpark's pickled (function, return type)."""
+    python_function = tree.jvm.functionExpr().func()
+    if python_function.broadcastVars().size() > 0:
+        raise UnsupportedPlan(
+            f"The Python function of Spark's {tree.name} uses a broadcast variable or carries over 1 MiB of data: "
+            f"load that data inside the function instead."
+        )
+    return bytes(python_function.command().unsafeArray())
+
+
+def _ids(outputs: list[ExpressionTree]) -> list[tuple[int, str]]:
+    return [output.expression_id() for output in outputs]
+
+
+def _attribute_schema(attributes: list[ExpressionTree]) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field(
+                attribute.fields["name"],
+                to_arrow_type(attribute.fields["dataType"], of=f"Column {attribute.fields['name']!r}"),
+            )
+            for attribute in attributes
+        ]
+    )
+
+
+def _named_schema(outputs: list[ExpressionTree], columns: tuple[Expression, ...]) -> pa.Schema:
+    named = zip(outputs, columns, strict=True)
+    return pa.schema([pa.field(output.fields["name"], column.type) for output, column in named])
+
+
+_READERS: Mapping[str, Callable[[PlanTree], Read]] = {
+    "StreamingRelation": _read_source,
+    "StreamingRelationV2": _read_source,
+    "Project": _read_project,
+    "Filter": _read_filter,
+    "MapInArrow": _read_map_in_arrow,
+    "Aggregate": _read_aggregate,
+    "TransformWithStateInPySpark": _read_transform_with_state,
+}

@@ -1,0 +1,188 @@
+"""Reads Catalyst's expressions into `plan.expressions`, bound to positions of the child's columns.
+
+Refuses what has no kernel, by Spark's name and SQL text; never guesses an evaluation mode.
+"""
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.model.errors import UnsupportedPlan
+from tidegate.plan import kernels
+from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
+from tidegate.spark.catalyst_trees import ExpressionTree
+from tidegate.spark.types import to_arrow_type
+
+# What an expression may stand for before it is read in the ordinary way: a column of an aggregate, or nothing.
+Substitute: TypeAlias = Callable[[ExpressionTree], Expression | None]
+
+_BOOLEAN_FUNCTIONS = frozenset(
+    "EqualTo EqualNullSafe LessThan LessThanOrEqual GreaterThan GreaterThanOrEqual And Or Not IsNull IsNotNull IsNaN "
+    "In StartsWith EndsWith Contains AtLeastNNonNulls".split()
+)
+# Marks that change no value.
+_TRANSPARENT = frozenset({"Alias", "KnownFloatingPointNormalized", "KnownNotNull"})
+
+
+class Scope:
+    """The columns an expression can refer to, by Catalyst's expression id."""
+
+    def __init__(self, ids: list[tuple[int, str]], schema: pa.Schema) -> None:
+        self._columns: dict[tuple[int, str], Column] = {}
+        for index, expression_id in enumerate(ids):
+            column = Column(index, schema.field(index).name, schema.field(index).type)
+            # The same attribute may appear twice (keys before values); both hold the same values.
+            self._columns.setdefault(expression_id, column)
+
+    def column(self, tree: ExpressionTree) -> Column:
+        try:
+            return self._columns[tree.expression_id()]
+        except KeyError:
+            name = tree.fields["name"]
+            raise UnsupportedPlan(
+                f"Column {name!r} is not among the columns of the node below it, such as a correlated subquery's: "
+                f"rewrite the query without it."
+            ) from None
+
+
+def read_expression(tree: ExpressionTree, scope: Scope, substitute: Substitute = lambda _tree: None) -> Expression:
+    expression = _convert(tree, scope, substitute)
+    try:
+        kernels.check_supported(expression)
+    except UnsupportedPlan as refusal:
+        culprit, reason = _smallest_refused(tree, scope, substitute) or (tree, refusal)
+        raise _refused(culprit, str(reason)) from None
+    return expression
+
+
+def evaluation_is_ansi(tree: ExpressionTree) -> bool:
+    """Whether errors are raised; TRY mode, which turns them into nulls, is refused."""
+    if "failOnError" in tree.fields:
+        return bool(tree.fields["failOnError"])
+    if "evalContext" in tree.fields:
+        mode = str(tree.jvm.evalContext().evalMode().toString())
+    elif "evalMode" in tree.fields:
+        mode = str(tree.jvm.evalMode().toString())
+    else:
+        return False
+    if mode not in ("ANSI", "LEGACY"):
+        raise _refused(tree, f"Tidegate has no kernel for {tree.name} in {mode} mode")
+    return mode == "ANSI"
+
+
+def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expression:
+    replaced = substitute(tree)
+    if replaced is not None:
+        return replaced
+    if tree.name in _TRANSPARENT:
+        return _convert(tree.children[0], scope, substitute)
+    match tree.name:
+        case "AttributeReference":
+            return scope.column(tree)
+        case "Literal":
+            return _literal(tree)
+        case "InSet":
+            return _in_set(tree, scope, substitute)
+    if tree.name != "Cast" and tree.name not in kernels.supported_functions():
+        raise _refused(tree, f"Tidegate has no kernel for {tree.name}")
+    children = tuple(_convert(child, scope, substitute) for child in tree.children)
+    if tree.name == "Cast":
+        target = to_arrow_type(tree.fields["dataType"], of=f"Expression {tree.sql()}")
+        zone = tree.fields.get("timeZoneId") or "unknown"
+        return Cast(children[0], target, evaluation_is_ansi(tree), zone)
+    if tree.name == "AtLeastNNonNulls":
+        children = (Literal(tree.fields["n"], pa.int32()), *children)
+    return Call(tree.name, children, _result_type(tree, children), evaluation_is_ansi(tree))
+
+
+def _result_type(tree: ExpressionTree, children: tuple[Expression, ...]) -> pa.DataType:
+    if tree.name in _BOOLEAN_FUNCTIONS:
+        return pa.bool_()
+    match tree.name:
+        case "Length":
+            return pa.int32()
+        case "If" | "CaseWhen":
+            return children[1].type
+        case _ if pa.types.is_decimal(children[0].type):
+            # Decimal arithmetic changes precision and scale; only Spark knows to what.
+            return to_arrow_type(str(tree.jvm.dataType().typeName()), of=f"Expression {tree.sql()}")
+        case _:
+            return children[0].type
+
+
+def _literal(tree: ExpressionTree) -> Literal:
+    type_ = to_arrow_type(tree.fields["dataType"], of=f"Literal {tree.fields.get('value')}")
+    text = tree.fields.get("value")
+    return Literal(None if text is None else _literal_value(tree, text, type_), type_)
+
+
+def _literal_value(tree: ExpressionTree, text: str, type_: pa.DataType) -> Any:
+    if pa.types.is_temporal(type_) or type_ == pa.binary():
+        # Their text depends on the zone or is an address; the JVM holds days, microseconds, bytes.
+        return tree.jvm.value()
+    return _value_of_text(text, type_)
+
+
+def _value_of_text(text: str, type_: pa.DataType) -> Any:
+    if pa.types.is_boolean(type_):
+        return text == "true"
+    if pa.types.is_integer(type_):
+        return int(text)
+    if pa.types.is_floating(type_):
+        return float(text)
+    if pa.types.is_decimal(type_):
+        return Decimal(text)
+    return text
+
+
+def _in_set(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expression:
+    """A long `IN` list of constants, which Catalyst keeps as a set that only the JVM can show."""
+    value = _convert(tree.children[0], scope, substitute)
+    if not (pa.types.is_integer(value.type) or value.type == pa.string()):
+        raise _refused(tree, f"Tidegate has no kernel for InSet on {value.type}")
+    elements = []
+    stored = tree.jvm.hset().iterator()
+    while stored.hasNext():
+        element = stored.next()
+        is_null = element is None
+        elements.append(Literal(None if is_null else _value_of_text(str(element), value.type), value.type))
+    return Call("In", (value, *elements), pa.bool_(), ansi=False)
+
+
+def _smallest_refused(
+    tree: ExpressionTree, scope: Scope, substitute: Substitute
+) -> tuple[ExpressionTree, UnsupportedPlan] | None:
+    """The deepest expression that has no kernel itself, so that the refusal names it and not what surrounds it."""
+    if substitute(tree) is not None:
+        return None
+    for child in tree.children:
+        found = _smallest_refused(child, scope, substitute)
+        if found is not None:
+            return found
+    try:
+        kernels.check_supported(_convert(tree, scope, substitute))
+    except UnsupportedPlan as refusal:
+        return tree, refusal
+    return None
+
+
+def _refused(tree: ExpressionTree, reason: str) -> UnsupportedPlan:
+    return UnsupportedPlan(
+        f"{reason}, needed for `{tree.sql()}`: rewrite it with supported functions, or compute it in mapInArrow."
+    )
+
+
+def canonical(tree: ExpressionTree) -> object:
+    """Equal for expressions that compute the same: names, qualifiers and metadata do not count."""
+    if tree.name == "AttributeReference":
+        return tree.expression_id()
+    ignored = {"qualifier", "metadata", "nonInheritableMetadataKeys", "explicitMetadata", "num-children"}
+    own = tuple(sorted((key, str(value)) for key, value in _own_fields(tree.fields) if key not in ignored))
+    return own, tuple(canonical(child) for child in tree.children)
+
+
+def _own_fields(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    # Lists hold copies of children, which are compared by themselves.
+    return [(key, value) for key, value in fields.items() if not isinstance(value, list)]

@@ -1,0 +1,141 @@
+"""Carries the slots of a job on Spark: one job with one barrier stage, one task per slot."""
+
+import dataclasses
+import importlib.metadata
+import platform
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tidegate.coordinator.launch import Broken, Cancelled, Ended, LaunchExit
+from tidegate.model.ids import SlotIndex
+from tidegate.model.version import VERSION
+from tidegate.worker.main import SlotOrder, run_slot
+
+_CANCELLED = "SPARK_JOB_CANCELLED"
+# Slots listen where Spark says that their executor lives.
+HOST_OF_EXECUTOR = ""
+
+
+def package_versions() -> dict[str, str]:
+    """What driver and workers must have in common: the code, and what reads and writes its data."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    packages = ("pyspark", "pyarrow", "msgspec", "numpy")
+    return {"Python": python, "tidegate": VERSION} | {name: importlib.metadata.version(name) for name in packages}
+
+
+class SparkLauncher:
+    def __init__(self, spark: SparkSession, *, query_name: str) -> None:
+        # A session of its own: the user's SQL settings do not reach the slots, and ours do not reach the user.
+        self._spark = spark.newSession()
+        self._query_name = query_name
+
+    def launch(
+        self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]
+    ) -> "SparkLaunch":
+        return SparkLaunch(self._spark, order, slots=slots, query_name=self._query_name, on_exit=on_exit)
+
+
+class SparkLaunch:
+    def __init__(
+        self,
+        spark: SparkSession,
+        order: SlotOrder,
+        *,
+        slots: int,
+        query_name: str,
+        on_exit: Callable[[LaunchExit], None],
+    ) -> None:
+        self._spark = spark
+        self._order = order
+        self._slots = slots
+        self._query_name = query_name
+        self._on_exit = on_exit
+        self._group = f"tidegate-{order.job}-{order.launch}-{uuid.uuid4().hex[:8]}"
+        self._was_cancelled_by_us = False
+        # A daemon: it sits in a call to the JVM, which ends when the job does or the JVM goes.
+        self._thread = threading.Thread(target=self._carry, name=f"tidegate-launch-{order.launch}", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        self._was_cancelled_by_us = True
+        try:
+            self._spark.sparkContext.cancelJobGroup(self._group)
+        except (Py4JError, OSError):
+            return  # the JVM is gone, and the job with it
+
+    def _carry(self) -> None:
+        try:
+            self._run_job()
+        except Exception as error:  # whatever Spark raises is the launch's exit
+            self._on_exit(self._exit_of(error))
+        else:
+            self._on_exit(Ended())
+
+    def _run_job(self) -> None:
+        context = self._spark.sparkContext
+        context.setJobGroup(self._group, f"Tidegate query {self._query_name!r}", interruptOnCancel=False)
+        # An idle timeout would end slots that wait for data.
+        self._spark.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "0")
+        slots = self._spark.range(0, self._slots, 1, self._slots)
+        slots.mapInArrow(_slot_function(self._order), "slot long", barrier=True).collect()
+
+    def _exit_of(self, error: Exception) -> LaunchExit:
+        if self._was_cancelled_by_us:
+            return Ended()
+        if isinstance(error, ConnectionError | EOFError) or _condition_of(error) == _CANCELLED:
+            return Cancelled()
+        if self._spark.sparkContext._jsc is None:  # the session was stopped
+            return Cancelled()
+        return Broken(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _condition_of(error: Exception) -> str | None:
+    """Spark's name for the error, also when it sits under a wrapper of Java's."""
+    if isinstance(error, PySparkException):
+        condition: str | None = error.getCondition()
+        if condition is not None:
+            return condition
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    try:
+        while java is not None:
+            if hasattr(java, "getCondition") and (name := java.getCondition()) is not None:
+                return str(name)
+            java = java.getCause()
+    except (Py4JError, OSError, TypeError):
+        return _CANCELLED  # the JVM cannot be asked any more: it is going down
+    return None
+
+
+def _slot_function(order: SlotOrder) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def slot(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _serve(order, batches)
+
+    return slot
+
+
+def _serve(order: SlotOrder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs in the executor's Python worker, for the whole life of the launch."""
+    from pyspark import BarrierTaskContext
+
+    from tidegate.spark.user_code import PySparkUserCode
+
+    context = BarrierTaskContext.get()
+    if context.attemptNumber() > 0:
+        return  # Spark repeats a failed stage by itself; starting again is the coordinator's decision
+    for _ in batches:
+        pass
+    own = context.getTaskInfos()[context.partitionId()].address
+    bind_host = order.bind_host or own.rsplit(":", 1)[0]
+    run_slot(
+        dataclasses.replace(order, bind_host=bind_host, versions=package_versions()),
+        SlotIndex(context.partitionId()),
+        PySparkUserCode(),
+    )
+    yield from ()

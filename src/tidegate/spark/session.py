@@ -1,0 +1,208 @@
+"""Whether a SparkSession can carry a query, and which of its slots our queries hold.
+
+Owns the slot ledger: Spark tells how many tasks could run, never how many are free, so what Tidegate holds is counted
+here. Must not submit a query's jobs, nor change the settings of a user's session.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from tidegate.model.errors import EnvironmentProblem, OptionError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TESTED_SPARK = "4.3."
+_SPARE_CORES = 1  # for Spark's own jobs beside a query: ingest, foreachBatch, a user's spark.read
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    application_id: str
+    master: str
+    cores: int
+    spark_version: str
+    python_version: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the slots run on the driver's machine, under its interpreter."""
+        return self.master.startswith("local")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotClaim:
+    """The right to occupy `slots` cores of a session, until it is released."""
+
+    application_id: str
+    query: str
+    slots: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """How long a session took to come up, and one barrier stage on it."""
+
+    session_start_ms: float
+    barrier_stage_ms: float
+    slots: int
+
+
+class SlotLedger:
+    """Counts the slots that queries of this process hold, per Spark application. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: dict[int, SlotClaim] = {}
+        self._next_serial = 1
+
+    def claim(self, session: SessionFacts, *, query: str, wanted: int | None) -> SlotClaim:
+        """`wanted` slots, or with None all free ones but a spare; refused at once if there are too few."""
+        with self._lock:
+            held = self._held_by(session.application_id)
+            free = session.cores - sum(claim.slots for claim in held)
+            slots = max(1, free - _SPARE_CORES) if wanted is None else wanted
+            if slots < 1:
+                raise OptionError(f"Option 'parallelism' is {slots}, but a query needs at least one slot.")
+            if slots > free:
+                raise EnvironmentProblem(_too_few(session, held=held, slots=slots, free=free))
+            claim = SlotClaim(session.application_id, query, slots, self._next_serial)
+            self._next_serial += 1
+            self._claims[claim.serial] = claim
+            return claim
+
+    def release(self, claim: SlotClaim) -> None:
+        """Releasing twice is harmless: a query may end by itself while it is being stopped."""
+        with self._lock:
+            self._claims.pop(claim.serial, None)
+
+    def held(self, application_id: str) -> tuple[SlotClaim, ...]:
+        with self._lock:
+            return self._held_by(application_id)
+
+    def _held_by(self, application_id: str) -> tuple[SlotClaim, ...]:
+        return tuple(claim for claim in self._claims.values() if claim.application_id == application_id)
+
+
+LEDGER = SlotLedger()
+
+
+def claim_slots(spark: SparkSession, *, query: str, wanted: int | None) -> SlotClaim:
+    return LEDGER.claim(check_session(spark), query=query, wanted=wanted)
+
+
+def release_slots(claim: SlotClaim) -> None:
+    LEDGER.release(claim)
+
+
+def check_session(spark: SparkSession, *, slots_wanted: int | None = None) -> SessionFacts:
+    """What the session offers; raises EnvironmentProblem if no query of ours can run on it."""
+    context = _live_classic_context(spark)
+    _refuse_dynamic_allocation(context)
+    facts = SessionFacts(
+        application_id=context.applicationId,
+        master=context.master,
+        cores=_concurrent_tasks(context),
+        spark_version=context.version,
+        python_version=context.pythonVer,
+    )
+    if not facts.spark_version.startswith(_TESTED_SPARK):
+        raise EnvironmentProblem(
+            f"The session runs Spark {facts.spark_version}, but Tidegate reads the plans of Spark {_TESTED_SPARK}x: "
+            f"connect to a cluster of that version (the driver's PySpark is {pyspark.__version__})."
+        )
+    if facts.cores < 1:
+        raise EnvironmentProblem(
+            f"The session on {facts.master} has no executors: wait until they registered, or ask the cluster for some."
+        )
+    if slots_wanted is not None and slots_wanted > facts.cores:
+        raise EnvironmentProblem(_too_few(facts, held=(), slots=slots_wanted, free=facts.cores))
+    return facts
+
+
+def use_driver_interpreter(spark: SparkSession) -> None:
+    """In local mode, run slots under the driver's own interpreter: Spark's default is whatever `python3` is on PATH."""
+    context: Any = spark.sparkContext
+    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
+
+
+def probe(*, slots: int) -> ProbeResult:
+    """Start a local session, run one barrier stage through it, stop it. Refuses to touch a session that is running."""
+    if SparkSession.getActiveSession() is not None:
+        raise EnvironmentProblem(
+            "A Spark session is running in this process: run `tidegate doctor --spark` from a shell."
+        )
+    started = time.monotonic()
+    builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate-doctor")
+    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        session_start_ms = (time.monotonic() - started) * 1000
+        use_driver_interpreter(spark)
+        check_session(spark, slots_wanted=slots)
+        started = time.monotonic()
+        rows = spark.range(0, slots, 1, slots).mapInArrow(_pass_through, "id long", barrier=True).count()
+        if rows != slots:
+            raise EnvironmentProblem(f"A barrier stage of {slots} tasks gave {rows} rows: reinstall PySpark.")
+        return ProbeResult(session_start_ms, (time.monotonic() - started) * 1000, slots)
+    finally:
+        spark.stop()
+
+
+def _pass_through(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    yield from batches
+
+
+def _live_classic_context(spark: SparkSession) -> Any:
+    # A Connect session is a class of its own that has no SparkContext, hence no plan to read and no stage to submit.
+    if not isinstance(spark, SparkSession) or type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise EnvironmentProblem(
+            f"Tidegate needs a classic SparkSession, not {type(spark).__module__}.{type(spark).__name__}: "
+            "create it with SparkSession.builder.master(...) instead of .remote(...)."
+        )
+    context = spark.sparkContext
+    if context._jsc is None or context._jsc.sc().isStopped():
+        raise EnvironmentProblem(
+            "The SparkSession is stopped: make one with SparkSession.builder.getOrCreate() and read the stream from it."
+        )
+    return context
+
+
+def _refuse_dynamic_allocation(context: Any) -> None:
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        raise EnvironmentProblem(
+            "Dynamic allocation is on, with which Spark runs no barrier stage: start the session with "
+            '.config("spark.dynamicAllocation.enabled", "false") and a fixed spark.executor.instances.'
+        )
+
+
+def _concurrent_tasks(context: Any) -> int:
+    scala_context = context._jsc.sc()
+    profile = scala_context.resourceProfileManager().defaultResourceProfile()
+    return int(scala_context.maxNumConcurrentTasks(profile))
+
+
+def _too_few(session: SessionFacts, *, held: tuple[SlotClaim, ...], slots: int, free: int) -> str:
+    taken = sum(claim.slots for claim in held)
+    shares = " and ".join(f"{claim.slots} by query {claim.query!r}" for claim in held)
+    holding = f", of which {taken} {'is' if taken == 1 else 'are'} held: {shares}" if held else ""
+    enough = taken + slots + _SPARE_CORES
+    larger = f"a larger master such as local[{enough}]" if session.is_local else f"{enough} executor cores"
+    fewer = f"use .option('parallelism', {free}) or " if free > 0 else "stop a query, or use "
+    return (
+        f"This query needs {_count(slots, 'slot')}, but the session has {_count(session.cores, 'core')}{holding}: "
+        f"{fewer}{larger}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

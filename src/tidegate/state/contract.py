@@ -1,0 +1,49 @@
+"""What operators ask of state, and what a snapshot of it is made of."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.model.ids import KeyGroupRange
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A named piece of a snapshot.
+
+    Taking it is the synchronous part and must be quick; `encode` runs afterwards, between steps of the stream,
+    and must give the bytes of the moment the section was taken whatever was written since.
+    """
+
+    name: str
+    key_groups: KeyGroupRange | None
+    encode: Callable[[], bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredSection:
+    name: str
+    key_groups: KeyGroupRange | None
+    data: memoryview
+
+
+class KeyedState(Protocol):
+    """One named state; keys and values are encoded by the caller, so every backend sees the same bytes."""
+
+    def get(self, key_group: int, key: bytes) -> bytes | None: ...
+    def put(self, key_group: int, key: bytes, value: bytes) -> None: ...
+    def delete(self, key_group: int, key: bytes) -> None: ...
+    def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+class StateBackend(Protocol):
+    """All keyed state of one operator in one subtask."""
+
+    def keyed(self, name: str) -> KeyedState:
+        """The state of that name, made empty if it is not there yet."""
+        ...
+
+    def snapshot(self) -> list[Section]: ...
+    def restore(self, sections: Iterable[RestoredSection]) -> None: ...
+    def size_bytes(self) -> int: ...
+    def close(self) -> None: ...

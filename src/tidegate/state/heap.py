@@ -1,0 +1,140 @@
+"""Keyed state in dictionaries, one per state and key group. Snapshots share them; the first write after one copies.
+
+Must never change a dictionary that a snapshot still refers to.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+import msgspec
+
+from tidegate.model.errors import Damaged, ProtocolViolation
+from tidegate.model.ids import KeyGroupRange
+from tidegate.state.contract import RestoredSection, Section
+
+# A section is encoded between two steps of the stream: about this much keeps the stream waiting for a few ms.
+SECTION_TARGET_BYTES = 1 << 20
+
+_SECTION_PREFIX = "keyed/"
+_encode = msgspec.msgpack.Encoder().encode
+_GROUPS = msgspec.msgpack.Decoder(dict[int, memoryview])
+_ENTRIES = msgspec.msgpack.Decoder(dict[bytes, bytes])
+
+
+class HeapState:
+    def __init__(self, name: str, key_groups: KeyGroupRange) -> None:
+        self._name = name
+        self._key_groups = key_groups
+        self._groups: dict[int, dict[bytes, bytes]] = {}
+        self._group_bytes: dict[int, int] = {}
+        self._shared: set[int] = set()
+        self._size_bytes = 0
+
+    def get(self, key_group: int, key: bytes) -> bytes | None:
+        group = self._groups.get(key_group)
+        return None if group is None else group.get(key)
+
+    def put(self, key_group: int, key: bytes, value: bytes) -> None:
+        group = self._writable(key_group)
+        old = group.get(key)
+        group[key] = value
+        self._resize(key_group, len(key) + len(value) if old is None else len(value) - len(old))
+
+    def delete(self, key_group: int, key: bytes) -> None:
+        if self.get(key_group, key) is not None:
+            old = self._writable(key_group).pop(key)
+            self._resize(key_group, -len(key) - len(old))
+
+    def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
+        # A list of its own lets the caller write while it scans.
+        return iter(list(self._groups.get(key_group, {}).items()))
+
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def snapshot(self) -> list[Section]:
+        self._shared.update(self._groups)
+        sections: list[Section] = []
+        taken: dict[int, Mapping[bytes, bytes]] = {}
+        taken_bytes = 0
+        for key_group in sorted(group for group, entries in self._groups.items() if entries):
+            taken[key_group] = self._groups[key_group]
+            taken_bytes += self._group_bytes[key_group]
+            if taken_bytes >= SECTION_TARGET_BYTES:
+                sections.append(self._section(taken))
+                taken, taken_bytes = {}, 0
+        if taken:
+            sections.append(self._section(taken))
+        return sections
+
+    def restore(self, section: RestoredSection) -> None:
+        try:
+            for key_group, entries in _GROUPS.decode(section.data).items():
+                if key_group in self._key_groups:
+                    for key, value in _ENTRIES.decode(entries).items():
+                        self.put(key_group, key, value)
+        except msgspec.DecodeError as error:
+            raise Damaged(
+                f"State {self._name!r} cannot be read from its section ({error}): restore from an older checkpoint."
+            ) from error
+
+    def clear(self) -> None:
+        self._groups, self._group_bytes, self._shared, self._size_bytes = {}, {}, set(), 0
+
+    def _section(self, groups: Mapping[int, Mapping[bytes, bytes]]) -> Section:
+        covered = KeyGroupRange(min(groups), max(groups) + 1)
+        return Section(f"{_SECTION_PREFIX}{self._name}", covered, partial(_encode_groups, groups))
+
+    def _writable(self, key_group: int) -> dict[bytes, bytes]:
+        group = self._groups.get(key_group)
+        if group is None:
+            if key_group not in self._key_groups:
+                raise ProtocolViolation(
+                    f"State {self._name!r} got a key of key group {key_group}, but this subtask owns "
+                    f"{self._key_groups.first} to {self._key_groups.last - 1}."
+                )
+            group = self._groups[key_group] = {}
+            self._group_bytes[key_group] = 0
+        elif key_group in self._shared:
+            group = self._groups[key_group] = group.copy()
+            self._shared.discard(key_group)
+        return group
+
+    def _resize(self, key_group: int, change_bytes: int) -> None:
+        self._group_bytes[key_group] += change_bytes
+        self._size_bytes += change_bytes
+
+
+class HeapBackend:
+    """`StateBackend` in this process's memory."""
+
+    def __init__(self, key_groups: KeyGroupRange) -> None:
+        self._key_groups = key_groups
+        self._states: dict[str, HeapState] = {}
+
+    def keyed(self, name: str) -> HeapState:
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = HeapState(name, self._key_groups)
+        return state
+
+    def snapshot(self) -> list[Section]:
+        return [section for state in self._states.values() for section in state.snapshot()]
+
+    def restore(self, sections: Iterable[RestoredSection]) -> None:
+        for section in sections:
+            if not section.name.startswith(_SECTION_PREFIX):
+                raise ProtocolViolation(f"Section {section.name!r} is not keyed state and cannot be restored as such.")
+            self.keyed(section.name.removeprefix(_SECTION_PREFIX)).restore(section)
+
+    def size_bytes(self) -> int:
+        return sum(state.size_bytes() for state in self._states.values())
+
+    def close(self) -> None:
+        for state in self._states.values():
+            state.clear()
+
+
+def _encode_groups(groups: Mapping[int, Mapping[bytes, bytes]]) -> bytes:
+    # Each group is a byte string of its own, so that a restore steps over the groups of others.
+    return _encode({key_group: _encode(entries) for key_group, entries in groups.items()})

@@ -1,0 +1,1 @@
+"""Durable data: the store, where everything lies in it, manifests, the job log."""

@@ -1,0 +1,77 @@
+"""The one place that builds and reads paths below a checkpoint location. Knows names only: it touches no store."""
+
+import re
+from dataclasses import dataclass
+
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
+
+LOG = "log"
+CHECKPOINTS = "checkpoints"
+SHARED = "shared"
+STAGING = "staging"
+
+# Wide enough that names sort as numbers do for the life of any job.
+_LOG_DIGITS = 12
+_LOG_ENTRY = re.compile(rf"{LOG}/(\d{{{_LOG_DIGITS}}})")
+_CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
+_STATE_FILE = re.compile(r"(\d+)\.state")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFolder:
+    """Named by both: two generations may have tried the same id, and must not meet in one folder."""
+
+    checkpoint: CheckpointId
+    generation: Generation
+
+    def __str__(self) -> str:
+        return f"{CHECKPOINTS}/{self.checkpoint}-g{self.generation}"
+
+
+def log_entry(number: int) -> str:
+    return f"{LOG}/{number:0{_LOG_DIGITS}d}"
+
+
+def manifest(folder: CheckpointFolder) -> str:
+    return f"{folder}/manifest.json"
+
+
+def state_file(folder: CheckpointFolder, slot: SlotIndex) -> str:
+    return f"{folder}/{slot}.state"
+
+
+def shared_file(name: str) -> str:
+    return f"{SHARED}/{_plain(name)}"
+
+
+def staging_folder(source: str) -> str:
+    return f"{STAGING}/{_plain(source)}"
+
+
+def parse_log_entry(path: str) -> int | None:
+    """The number of a log entry, or None for a path that is not one."""
+    match = _LOG_ENTRY.fullmatch(path)
+    return None if match is None else int(match.group(1))
+
+
+def parse_checkpoint(path: str) -> CheckpointFolder | None:
+    """The checkpoint that a path belongs to: its folder itself, or anything in it."""
+    match = _CHECKPOINT.fullmatch(path)
+    if match is None:
+        return None
+    return CheckpointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))))
+
+
+def parse_state_file(path: str) -> tuple[CheckpointFolder, SlotIndex] | None:
+    folder = parse_checkpoint(path)
+    slot = _STATE_FILE.fullmatch(path.rsplit("/", 1)[-1])
+    if folder is None or slot is None or path != state_file(folder, SlotIndex(int(slot.group(1)))):
+        return None
+    return folder, SlotIndex(int(slot.group(1)))
+
+
+def _plain(name: str) -> str:
+    if _PLAIN_NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r} cannot be a file name: use letters, digits, '.', '_' and '-'.")
+    return name

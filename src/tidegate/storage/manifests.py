@@ -1,0 +1,110 @@
+"""What a checkpoint consists of, as readable JSON; and the sealed envelope that manifests and log entries come in.
+
+Owns the version numbers and checksums of what Tidegate stores as JSON. It decides nothing about a checkpoint and
+deletes nothing: a file that cannot be trusted is named and left where it is.
+"""
+
+import zlib
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from tidegate.model.errors import Damaged
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
+
+CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]
+
+VERSION = 1
+
+
+class SlotFile(msgspec.Struct, frozen=True):
+    """A slot's state file, by its path below the checkpoint location."""
+
+    slot: SlotIndex
+    path: str
+    length_bytes: int
+    crc32: int
+
+
+class ChannelRange(msgspec.Struct, frozen=True):
+    """A channel's part of the checkpoint: from `row` of element `first`, cut at `h`, up to `n` (excluded).
+
+    The receiver captured what lies below `h`, the sender the rest.
+    """
+
+    channel: ChannelId
+    first: Sequence
+    row: int
+    h: Sequence
+    n: Sequence
+
+
+class TaskCommittables(msgspec.Struct, frozen=True):
+    task: TaskId
+    committables: list[bytes]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    checkpoint: CheckpointId
+    generation: Generation
+    kind: CheckpointKind
+    is_savepoint: bool
+    triggered_at_ms: int
+    duration_ms: float
+    plan_fingerprint: list[str]
+    parallelism: int
+    max_parallelism: int
+    slots: list[SlotFile]
+    channels: list[ChannelRange] = []
+    committables: list[TaskCommittables] = []
+    tasks: dict[str, dict[str, float]] = {}
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _Envelope(msgspec.Struct):
+    version: int
+    crc32: str
+    content: msgspec.Raw
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return seal(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def decode_manifest(data: bytes, *, name: str) -> Manifest:
+    content = unseal(data, name=name)
+    try:
+        return msgspec.json.decode(content, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise _damaged(name, f"its content does not fit ({error})") from error
+
+
+def seal(content: bytes) -> bytes:
+    """JSON with its version and checksum around it."""
+    return b'{"version": %d, "crc32": "%08x", "content": %s}\n' % (VERSION, zlib.crc32(content), content)
+
+
+def unseal(data: bytes, *, name: str) -> bytes:
+    """The content exactly as it was sealed; raises `Damaged` if anything else is there."""
+    try:
+        # The version is looked at alone first: another version may have another envelope.
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != VERSION:
+            raise _damaged(name, f"it has format version {version} and this Tidegate reads version {VERSION}")
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except msgspec.MsgspecError as error:
+        raise _damaged(name, f"it is truncated or not JSON of the expected form ({error})") from error
+    content = bytes(envelope.content)
+    if envelope.crc32 != f"{zlib.crc32(content):08x}":
+        raise _damaged(name, "its checksum is wrong")
+    return content
+
+
+def _damaged(name: str, reason: str) -> Damaged:
+    return Damaged(
+        f"{name} cannot be used: {reason}; restore it from a backup or start from another checkpoint "
+        f"(nothing was changed or deleted)."
+    )

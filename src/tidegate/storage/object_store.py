@@ -1,0 +1,105 @@
+"""A store on S3, GCS, Azure or in memory, through obstore. Never used for local files: see `LocalFiles`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    UnauthenticatedError,
+)
+from obstore.store import ObjectStore as RemoteStore
+from obstore.store import from_url
+
+from tidegate.model.errors import DidNotHappen, MayHaveHappened, OptionError
+from tidegate.storage.store import AlreadyThere, Created, Data, missing, pieces_of, whole_range
+
+# Below this a list of pieces is joined: one request is cheaper than a multipart upload.
+_JOIN_BELOW_BYTES = 5 << 20
+# Answers after which the service surely wrote nothing.
+_REFUSALS = (PermissionError, FileNotFoundError, InvalidPathError, NotSupportedError, UnauthenticatedError)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """S3, GCS, Azure or memory, through obstore. Credentials come from the environment, as obstore finds them."""
+
+    location: str
+    remote: RemoteStore = field(repr=False)
+
+    @classmethod
+    def connect(cls, location: str) -> "ObjectStore":
+        try:
+            return cls(location, from_url(location))
+        except (BaseError, ValueError) as error:
+            raise OptionError(f"Location {location!r} cannot be opened: {_first_line(error)}.") from error
+
+    def read(self, path: str) -> bytes:
+        with _reading(self._name(path)):
+            return bytes(self.remote.get(path).bytes())
+
+    def read_range(self, path: str, *, start: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        with _reading(self._name(path)):
+            # A range that starts behind the end is an error with some services: look at the size first.
+            available = max(0, self.remote.head(path)["size"] - start)
+            data = bytes(self.remote.get_range(path, start=start, length=min(length, available))) if available else b""
+        return whole_range(data, self._name(path), start=start, length=length)
+
+    def create(self, path: str, data: Data) -> Created | AlreadyThere:
+        with _writing(self._name(path)):
+            try:
+                self.remote.put(path, b"".join(pieces_of(data)), mode="create")
+            except AlreadyExistsError:
+                return AlreadyThere()
+        return Created()
+
+    def put(self, path: str, data: Data) -> None:
+        pieces = list(pieces_of(data))
+        is_small = sum(len(piece) for piece in pieces) < _JOIN_BELOW_BYTES
+        with _writing(self._name(path)):
+            self.remote.put(path, b"".join(pieces) if is_small else iter(pieces))
+
+    def list(self, prefix: str = "") -> list[str]:
+        with _reading(self._name(prefix)):
+            return sorted(found["path"] for page in self.remote.list(prefix or None) for found in page)
+
+    def delete(self, path: str) -> None:
+        with _writing(self._name(path)), suppress(FileNotFoundError):
+            self.remote.delete(path)
+
+    def size(self, path: str) -> int:
+        with _reading(self._name(path)):
+            return int(self.remote.head(path)["size"])
+
+    def _name(self, path: str) -> str:
+        return f"{self.location.rstrip('/')}/{path}"
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise missing(name) from None
+    except (BaseError, OSError) as error:
+        raise DidNotHappen(f"{name} could not be read: {_first_line(error)}.") from error
+
+
+@contextmanager
+def _writing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except _REFUSALS as error:
+        raise DidNotHappen(f"{name} was refused: {_first_line(error)}.") from error
+    except (BaseError, OSError) as error:
+        raise MayHaveHappened(f"{name} may or may not be written: {_first_line(error)}.") from error
+
+
+def _first_line(error: BaseException) -> str:
+    # obstore adds a dump of its internals below the first line.
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,180 @@
+"""The format of `<slot>.state`: sections, then an index, then a footer that finds the index.
+
+    section | padding | section | padding | ... | index (msgpack) | footer (fixed length)
+
+Owns these bytes and their checksums. It never reads or writes a store, and never looks inside a section.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from tidegate.model.errors import Damaged, ProtocolViolation
+from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
+
+SectionKind: TypeAlias = Literal["state", "source", "channel"]
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+VERSION = 1
+_MAGIC = b"TIDEGATE"
+# Index length, index checksum, version, magic; the magic stands last so that a truncated file lacks it.
+_FOOTER = struct.Struct("<QII8s")
+# Arrow reads buffers in place when they start at a multiple of this.
+_ALIGNMENT_BYTES = 64
+
+
+class SectionKey(msgspec.Struct, frozen=True):
+    """Whose data it is: an operator of a task, by its position in the chain."""
+
+    task: TaskId
+    operator: int
+    kind: SectionKind
+    name: str
+    key_groups: KeyGroupRange | None = None
+
+
+class _IndexEntry(msgspec.Struct, frozen=True, array_like=True):
+    key: SectionKey
+    offset: int
+    length: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSection:
+    key: SectionKey
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """What the manifest notes of a file."""
+
+    length_bytes: int
+    crc32: int
+
+
+class StateFileWriter:
+    """Gathers sections; nothing is copied, so what was added must not change until the file is written."""
+
+    def __init__(self) -> None:
+        self._pieces: list[memoryview] = []
+        self._index: dict[SectionKey, _IndexEntry] = {}
+        self._length_bytes = 0
+
+    def add(self, key: SectionKey, data: Buffer) -> None:
+        if key in self._index:
+            raise ProtocolViolation(f"Section {_describe(key)} was added twice to one state file.")
+        view = memoryview(data).cast("B")
+        self._index[key] = _IndexEntry(key, self._length_bytes, len(view), zlib.crc32(view))
+        self._append(view)
+        self._append(memoryview(bytes(-len(view) % _ALIGNMENT_BYTES)))
+
+    def finish(self) -> list[memoryview]:
+        """The file's content in order, to be handed to `Store.create` as it is."""
+        index = msgspec.msgpack.encode(list(self._index.values()))
+        footer = _FOOTER.pack(len(index), zlib.crc32(index), VERSION, _MAGIC)
+        return [*self._pieces, memoryview(index), memoryview(footer)]
+
+    def _append(self, piece: memoryview) -> None:
+        if len(piece):
+            self._pieces.append(piece)
+            self._length_bytes += len(piece)
+
+
+class StateFile:
+    """A state file in memory. Sections are views into it, each checked when it is taken."""
+
+    def __init__(self, name: str, data: memoryview, index: list[_IndexEntry]) -> None:
+        self._name = name
+        self._data = data
+        self._index = index
+
+    @classmethod
+    def open(cls, data: Buffer, *, name: str) -> "StateFile":
+        view = memoryview(data).cast("B")
+        return cls(name, view, _read_index(view, name))
+
+    def keys(self) -> list[SectionKey]:
+        return [entry.key for entry in self._index]
+
+    def sections(
+        self,
+        *,
+        vertex: VertexId | None = None,
+        task: TaskId | None = None,
+        operator: int | None = None,
+        kind: SectionKind | None = None,
+    ) -> list[StoredSection]:
+        """The sections that fit everything asked for, in the order in which they were added."""
+        return [
+            StoredSection(entry.key, self._checked(entry))
+            for entry in self._index
+            if (vertex is None or entry.key.task.vertex == vertex)
+            and (task is None or entry.key.task == task)
+            and (operator is None or entry.key.operator == operator)
+            and (kind is None or entry.key.kind == kind)
+        ]
+
+    def _checked(self, entry: _IndexEntry) -> memoryview:
+        data = self._data[entry.offset : entry.offset + entry.length]
+        if zlib.crc32(data) != entry.crc32:
+            raise _damaged(self._name, f"the checksum of section {_describe(entry.key)} is wrong")
+        return data
+
+
+def sum_of(pieces: Iterable[Buffer]) -> FileSum:
+    """Length and checksum of a file that consists of these pieces."""
+    length_bytes = crc32 = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        length_bytes += len(view)
+        crc32 = zlib.crc32(view, crc32)
+    return FileSum(length_bytes, crc32)
+
+
+def check_sum(data: Buffer, expected: FileSum, *, name: str) -> None:
+    """Raises `Damaged` if the file is not the one that the manifest speaks of."""
+    found = sum_of([data])
+    if found.length_bytes != expected.length_bytes:
+        raise _damaged(name, f"it has {found.length_bytes} bytes where the manifest says {expected.length_bytes}")
+    if found.crc32 != expected.crc32:
+        raise _damaged(name, "its checksum is not the one in the manifest")
+
+
+def _read_index(data: memoryview, name: str) -> list[_IndexEntry]:
+    if len(data) < _FOOTER.size:
+        raise _damaged(name, f"it has only {len(data)} bytes")
+    index_length, index_crc32, version, magic = _FOOTER.unpack(data[-_FOOTER.size :])
+    if magic != _MAGIC:
+        raise _damaged(name, "its end is missing")
+    if version != VERSION:
+        raise _damaged(name, f"it has format version {version} and this Tidegate reads version {VERSION}")
+    sections_end = len(data) - _FOOTER.size - index_length
+    if sections_end < 0:
+        raise _damaged(name, "its index is cut off")
+    raw = data[sections_end : sections_end + index_length]
+    if zlib.crc32(raw) != index_crc32:
+        raise _damaged(name, "the checksum of its index is wrong")
+    try:
+        index = msgspec.msgpack.decode(raw, type=list[_IndexEntry])
+    except msgspec.MsgspecError as error:
+        raise _damaged(name, f"its index cannot be read ({error})") from error
+    for entry in index:
+        if entry.offset + entry.length > sections_end:
+            raise _damaged(name, f"section {_describe(entry.key)} reaches beyond its end")
+    return index
+
+
+def _damaged(name: str, reason: str) -> Damaged:
+    return Damaged(
+        f"State file {name} is damaged: {reason}; restore it from a backup, or start from another checkpoint."
+    )
+
+
+def _describe(key: SectionKey) -> str:
+    return f"{key.kind} {key.name!r} of task {key.task}, operator {key.operator}"

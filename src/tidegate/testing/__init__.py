@@ -1,0 +1,1 @@
+"""The public test kit. May import anything; nothing imports it."""

@@ -1,0 +1,190 @@
+"""What every source must do. Subclass `SourceSuite` in a test module, give it a source, and let pytest collect it."""
+
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import EndOfSource, NothingNow, Rows, Source, SourceReader, SplitEnumerator
+
+_PARALLELISMS = (1, 2, 3)
+_MAX_ROWS = 7
+# A source that gives neither rows nor an end in so many rounds will not end at all.
+_IDLE_ROUNDS = 1000
+
+
+@dataclass
+class SourceRun:
+    """A source driven by hand: its enumerator, its readers, and the rows it gave, per reader."""
+
+    source: Source
+    parallelism: int
+    available_now: bool = True
+    states: Sequence[bytes] | None = None
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.enumerator: SplitEnumerator = self.source.enumerator(
+            parallelism=self.parallelism, available_now=self.available_now
+        )
+        self.readers: list[SourceReader] = [
+            self.source.reader(subtask=subtask, parallelism=self.parallelism) for subtask in range(self.parallelism)
+        ]
+        self.ended = [False] * self.parallelism
+        if self.states is not None:
+            self.enumerator.restore(self.states)
+            for reader, state in zip(self.readers, self.states, strict=True):
+                reader.restore(state)
+
+    def discover(self) -> int:
+        """Hands out what is found, and the word that it was all; gives the number of splits."""
+        assignments = self.enumerator.discover()
+        for assignment in assignments:
+            self.readers[assignment.subtask].add_splits([assignment.split])
+        if self.enumerator.is_complete():
+            for reader in self.readers:
+                reader.no_more_splits()
+        return len(assignments)
+
+    def poll(self, subtask: int, max_rows: int = _MAX_ROWS) -> bool:
+        """One poll; True if it gave rows."""
+        match self.readers[subtask].poll(max_rows):
+            case Rows(rows):
+                assert 1 <= rows.num_rows <= max_rows, f"{rows.num_rows} rows came where 1 to {max_rows} were asked for"
+                self.rows += row_tuples(rows)
+                return True
+            case EndOfSource():
+                self.ended[subtask] = True
+                return False
+            case NothingNow(retry_after_ms):
+                assert retry_after_ms > 0, "a reader without rows would be asked again at once, for ever"
+                return False
+
+    def polls(self, count: int) -> int:
+        """Up to `count` polls that give rows, discovering on the way; gives how many there were."""
+        done = idle_rounds = 0
+        while done < count and not all(self.ended) and idle_rounds < _IDLE_ROUNDS:
+            moved = self.discover() > 0
+            for subtask in range(self.parallelism):
+                if done < count and self.poll(subtask):
+                    done, moved = done + 1, True
+            idle_rounds = 0 if moved else idle_rounds + 1
+        return done
+
+    def drain(self) -> list[tuple[Any, ...]]:
+        self.polls(1 << 60)
+        assert all(self.ended), "the source gave neither rows nor an end"
+        return self.rows
+
+    def snapshot(self) -> list[bytes]:
+        return [reader.snapshot() for reader in self.readers]
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+
+
+class SourceSuite:
+    """The source must be bounded with `available_now`, and give the same rows each time it is made for one folder."""
+
+    def make_source(self, folder: Path) -> Source:
+        """At least a few dozen rows, so that there are positions to restore; `folder` is fresh for each test."""
+        raise NotImplementedError
+
+    def expected_rows(self) -> list[tuple[Any, ...]]:
+        raise NotImplementedError
+
+    def test_every_row_is_given_once(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        for parallelism in _PARALLELISMS:
+            run = SourceRun(source, parallelism)
+            assert Counter(run.drain()) == Counter(self.expected_rows()), f"parallelism {parallelism}"
+            run.close()
+
+    def test_restored_at_every_poll_it_gives_just_the_rows_that_come_after(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        expected = Counter(self.expected_rows())
+        for parallelism in _PARALLELISMS:
+            whole = SourceRun(source, parallelism)
+            poll_count = whole.polls(1 << 60)
+            whole.close()
+            for stop_after in range(poll_count + 1):
+                before = SourceRun(source, parallelism)
+                before.polls(stop_after)
+                after = SourceRun(source, parallelism, states=before.snapshot())
+                before.close()
+                assert Counter(before.rows) + Counter(after.drain()) == expected, (
+                    f"parallelism {parallelism}, restored after poll {stop_after} of {poll_count}"
+                )
+                after.close()
+
+    def test_restored_again_and_again_it_still_gives_every_row_once(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        rows: list[tuple[Any, ...]] = []
+        states = None
+        for _ in range(10 * len(self.expected_rows()) + 10):
+            run = SourceRun(source, 2, states=states)
+            polled = run.polls(1)
+            rows += run.rows
+            states = run.snapshot()
+            run.close()
+            if polled == 0:
+                break
+        assert Counter(rows) == Counter(self.expected_rows())
+
+    def test_a_snapshot_changes_nothing(self, tmp_path: Path) -> None:
+        run = SourceRun(self.make_source(tmp_path), 1)
+        while not run.ended[0]:
+            run.discover()
+            assert run.snapshot() == run.snapshot()
+            run.poll(0)
+        assert Counter(run.rows) == Counter(self.expected_rows())
+        run.close()
+
+    def test_a_snapshot_before_any_split_arrived_can_be_restored(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        states = SourceRun(source, 2).snapshot()
+        run = SourceRun(source, 2, states=states)
+        assert Counter(run.drain()) == Counter(self.expected_rows())
+        run.close()
+
+    def test_splits_found_but_not_delivered_are_found_again_after_a_restore(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        lost = SourceRun(source, 2)
+        lost.enumerator.discover()
+        run = SourceRun(source, 2, states=lost.snapshot())
+        assert Counter(run.drain()) == Counter(self.expected_rows())
+        run.close()
+
+    def test_no_rows_come_before_a_split_does(self, tmp_path: Path) -> None:
+        run = SourceRun(self.make_source(tmp_path), 1)
+        assert isinstance(run.readers[0].poll(_MAX_ROWS), NothingNow)
+        run.close()
+
+    def test_a_reader_without_splits_ends_when_told_that_none_come(self, tmp_path: Path) -> None:
+        reader = self.make_source(tmp_path).reader(subtask=0, parallelism=1)
+        reader.no_more_splits()
+        assert isinstance(reader.poll(_MAX_ROWS), EndOfSource)
+        reader.close()
+
+    def test_the_end_stays_the_end(self, tmp_path: Path) -> None:
+        run = SourceRun(self.make_source(tmp_path), 1)
+        run.drain()
+        assert run.enumerator.discover() == []
+        assert isinstance(run.readers[0].poll(_MAX_ROWS), EndOfSource)
+        run.close()
+
+    def test_a_source_travels_to_the_tasks(self, tmp_path: Path) -> None:
+        source = pickle.loads(pickle.dumps(self.make_source(tmp_path)))
+        run = SourceRun(source, 1)
+        assert Counter(run.drain()) == Counter(self.expected_rows())
+        run.close()
+
+
+def row_tuples(rows: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
+    columns = [column.to_pylist() for column in rows.columns]
+    return list(zip(*columns, strict=True))

@@ -1,0 +1,1 @@
+"""One slot: its loop, tasks, gates, outputs and snapshots. One thread owns everything here."""

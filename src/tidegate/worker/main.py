@@ -1,0 +1,227 @@
+"""A slot from its first word to the coordinator until it is told to leave. Runs in a Spark task, or in any process."""
+
+import os
+import select
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from tidegate.model.clock import SystemClock
+from tidegate.model.errors import SlotLost, UserCodeFailure
+from tidegate.model.ids import Generation, SlotIndex
+from tidegate.network.address import Listener
+from tidegate.network.connection import ConnectionLost, ControlConnection
+from tidegate.network.handshake_server import dial
+from tidegate.network.mesh import Mesh
+from tidegate.network.messages import (
+    AbortCheckpoint,
+    AssignSplits,
+    Deploy,
+    Failed,
+    FromSlot,
+    Leave,
+    Ready,
+    Run,
+    SlotIntroduction,
+    ToSlot,
+    TriggerCheckpoint,
+    decode_to_slot,
+    encode,
+)
+from tidegate.operators.contract import UserCode
+from tidegate.storage.store import open_store
+from tidegate.worker.mailbox import BackgroundThread, Mailbox
+from tidegate.worker.restoring import NOTHING_TO_RESTORE, restore_slot
+from tidegate.worker.settings import SlotSettings
+from tidegate.worker.slot import SlotRun
+
+_DIAL_TIMEOUT_MS = 15_000.0
+_MESH_TIMEOUT_MS = 15_000.0
+# With the default of 5 ms a helper thread beside a busy loop costs up to two switches, 10 ms, a hop.
+_SWITCH_INTERVAL_S = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotOrder:
+    """All a slot must know to come up; the same for every slot of a launch."""
+
+    job: str
+    launch: int
+    coordinator_host: str
+    coordinator_port: int
+    secret: bytes
+    settings: SlotSettings
+    bind_host: str
+    advertised_host: str | None
+    ports: str
+    versions: Mapping[str, str]
+
+
+def run_slot(order: SlotOrder, slot: SlotIndex, user_code: UserCode) -> None:
+    """Serves until the coordinator says leave or is gone. Leaves no thread, socket or setting behind."""
+    switch_interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        _Slot(order, slot, user_code).serve()
+    except ConnectionLost:
+        return  # the driver is gone, and with it everybody who could be told
+    finally:
+        sys.setswitchinterval(switch_interval_s)
+
+
+class _Slot:
+    def __init__(self, order: SlotOrder, slot: SlotIndex, user_code: UserCode) -> None:
+        self._order = order
+        self._slot = slot
+        self._user_code = user_code
+        self._clock = SystemClock()
+        self._store = open_store(order.settings.checkpoint_location)
+        self._listener = Listener(bind_host=order.bind_host, advertised_host=order.advertised_host, ports=order.ports)
+        self._coordinator = self._dial_coordinator()
+        self._mailbox = Mailbox()
+        self._background = BackgroundThread(self._mailbox, name=f"tidegate-upload-{slot}")
+        self._mesh: Mesh | None = None
+        self._mesh_deadline_ms = 0.0
+        self._deploy: Deploy | None = None
+        self._run: SlotRun | None = None
+        self._is_running = False
+        self._has_left = False
+
+    def serve(self) -> None:
+        try:
+            while not self._has_left:
+                self._turn()
+        finally:
+            self._tear_down()
+            self._background.close()
+            self._mailbox.close()
+            self._coordinator.close()
+            self._listener.close()
+
+    def _turn(self) -> None:
+        try:
+            if self._mesh is not None:
+                self._build_mesh(self._mesh)
+            elif self._run is not None and self._is_running:
+                own_fds = [self._coordinator.fileno(), self._mailbox.fileno()]
+                self._run.turn(own_fds)
+            else:
+                self._wait()
+            for note in self._mailbox.take():
+                note()
+        except Exception as error:
+            self._report_failure(error)
+        # Outside: a lost coordinator ends the slot, it is not a failure of the job.
+        self._coordinator.flush()
+        for data in self._coordinator.receive():
+            self._on_message(decode_to_slot(data))
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._coordinator.fileno(), select.POLLIN)
+        poll.register(self._mailbox.fileno(), select.POLLIN)
+        poll.poll(100)
+
+    def _on_message(self, message: ToSlot) -> None:
+        match message:
+            case Leave():
+                self._has_left = True
+                return
+            case Deploy():
+                self._tear_down()
+                self._deploy = message
+                self._mesh = Mesh(
+                    self._slot,
+                    message.peers,
+                    self._listener,
+                    self._order.secret,
+                    self._order.job,
+                    message.generation,
+                )
+                self._mesh_deadline_ms = self._clock.monotonic_ms() + _MESH_TIMEOUT_MS
+                return
+        if self._deploy is None or message.generation != self._deploy.generation or self._run is None:
+            return  # of a generation that this slot has left, or failed in
+        try:
+            match message:
+                case Run():
+                    self._is_running = True
+                case AssignSplits():
+                    self._run.on_splits(message)
+                case TriggerCheckpoint():
+                    self._run.on_trigger(message)
+                case AbortCheckpoint():
+                    self._run.on_abort(message)
+        except Exception as error:
+            self._report_failure(error)
+
+    def _build_mesh(self, mesh: Mesh) -> None:
+        if not mesh.step(20.0):
+            if self._clock.monotonic_ms() > self._mesh_deadline_ms:
+                raise SlotLost(f"Slot {self._slot} could not connect to its peers: {mesh.waiting_for()}.")
+            return
+        assert self._deploy is not None
+        peers = mesh.take()
+        mesh.close()
+        self._mesh = None
+        generation, path = self._deploy.generation, self._deploy.restore_manifest
+        plan = self._order.settings.plan
+        restore = NOTHING_TO_RESTORE if path is None else restore_slot(self._store, path, plan, self._slot)
+        self._run = SlotRun(
+            settings=self._order.settings,
+            slot=self._slot,
+            generation=generation,
+            peers=peers,
+            restore=restore,
+            store=self._store,
+            background=self._background,
+            clock=self._clock,
+            user_code=self._user_code,
+            send=self._send,
+        )
+        self._send(Ready(generation, restore.recovered_bytes))
+
+    def _send(self, message: FromSlot) -> None:
+        self._coordinator.send(encode(message))
+
+    def _report_failure(self, error: Exception) -> None:
+        generation = Generation(0) if self._deploy is None else self._deploy.generation
+        self._tear_down()
+        self._send(
+            Failed(
+                generation,
+                is_user_code=isinstance(error, UserCodeFailure),
+                message=f"{type(error).__name__}: {error}",
+                traceback=traceback.format_exc(),
+            )
+        )
+
+    def _tear_down(self) -> None:
+        self._is_running = False
+        if self._mesh is not None:
+            self._mesh.close()
+            self._mesh = None
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.close()
+
+    def _dial_coordinator(self) -> ControlConnection:
+        order = self._order
+        introduction = SlotIntroduction(
+            job=order.job,
+            launch=order.launch,
+            slot=self._slot,
+            pid=os.getpid(),
+            address=self._listener.addresses,
+            versions=dict(order.versions),
+        )
+        sock, _ = dial(
+            (order.coordinator_host, order.coordinator_port),
+            secret=order.secret,
+            introduction=msgspec.msgpack.encode(introduction),
+            timeout_ms=_DIAL_TIMEOUT_MS,
+        )
+        return ControlConnection(sock, peer="the coordinator")

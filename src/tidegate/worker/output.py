@@ -1,0 +1,196 @@
+"""The sending side of a task: rows are split over channels, gathered, sealed and numbered, then handed to links.
+
+Holds what is not yet handed over, and what a checkpoint captured of it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.model.elements import Batch, EndOfInput, NumberedElement
+from tidegate.model.ids import ChannelId, CheckpointId, Sequence
+from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
+from tidegate.plan.key_groups import partition
+from tidegate.protocol.barriers import Cut
+from tidegate.protocol.cuts import ChannelCuts, SendCut
+from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.windows import SendWindow
+
+# Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it.
+GATHER_BYTES = 128 << 10
+GATHER_MS = 20.0
+# What an element without rows counts for, so that nothing is free.
+MARKER_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    sequence: Sequence
+    element: NumberedElement
+    size_bytes: int
+
+
+class Link(Protocol):
+    """The way to one receiver's slot: elements on one lane, messages on another that never waits behind it."""
+
+    def can_accept(self) -> bool: ...
+    def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None: ...
+    def send_message(self, message: PeerMessage) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCapture:
+    """What the sender stores of one channel for one checkpoint."""
+
+    channel: ChannelId
+    cut: Cut
+    elements: tuple[Sealed, ...]
+
+
+class OutputChannel:
+    def __init__(
+        self, channel: ChannelId, index: int, link: Link, *, window_bytes: int, next_sequence: Sequence
+    ) -> None:
+        self.channel = channel
+        self._index = index
+        self._link = link
+        self._window = SendWindow(window_bytes)
+        self._cuts = ChannelCuts(first_unsent=next_sequence)
+        self._next = next_sequence
+        self._epoch = CheckpointId(0)
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
+        self._gathered_since_ms = 0.0
+        self._unsent: deque[Sealed] = deque()
+        self._undecided: set[CheckpointId] = set()
+        self._held: dict[CheckpointId, HeldCapture] = {}
+
+    # -- rows
+
+    def has_room(self) -> bool:
+        return self._window.has_room()
+
+    def in_flight_bytes(self) -> int:
+        return self._window.in_flight_bytes + self._gathered_bytes
+
+    def gather(self, rows: pa.RecordBatch, now_ms: float) -> None:
+        if not self._gathered:
+            self._gathered_since_ms = now_ms
+        self._gathered.append(rows)
+        self._gathered_bytes += rows.nbytes
+        if self._gathered_bytes >= GATHER_BYTES:
+            self.seal()
+
+    def end(self) -> None:
+        self.seal()
+        self._enqueue(EndOfInput(), MARKER_BYTES)
+
+    def seal(self) -> None:
+        if not self._gathered:
+            return
+        pieces, self._gathered = self._gathered, []
+        size_bytes, self._gathered_bytes = self._gathered_bytes, 0
+        rows = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+        self._enqueue(Batch(rows), size_bytes + MARKER_BYTES)
+
+    def seal_if_due(self, now_ms: float) -> None:
+        if self._gathered and now_ms - self._gathered_since_ms >= GATHER_MS:
+            self.seal()
+
+    def gather_deadline_ms(self) -> float | None:
+        return self._gathered_since_ms + GATHER_MS if self._gathered else None
+
+    def on_granted(self, consumed: Sequence) -> None:
+        self._window.granted(consumed)
+
+    def send_one(self) -> bool:
+        """Hand over the next element if the link takes it; true if it did."""
+        if not self._unsent or not self._link.can_accept():
+            return False
+        sealed = self._unsent.popleft()
+        self._link.send_element(self._index, sealed, self._epoch)
+        self._perform(self._cuts.on_sent(Sequence(sealed.sequence + 1)))
+        return True
+
+    # -- checkpoints
+
+    def barrier(
+        self, checkpoint: CheckpointId, kind: CheckpointKind, *, age_ms: float, switch_at_ms: float | None
+    ) -> None:
+        self.seal()
+        self._undecided.add(checkpoint)
+        self._link.send_message(BarrierSent(self._index, checkpoint, self._next, age_ms))
+        self._perform(self._cuts.on_snapshot(checkpoint, kind, before=self._next, switch_at_ms=switch_at_ms))
+
+    def on_time(self, now_ms: float) -> None:
+        self._perform(self._cuts.on_time(now_ms))
+
+    def switch_deadline_ms(self) -> float | None:
+        return self._cuts.next_deadline_ms()
+
+    def is_decided(self, checkpoint: CheckpointId) -> bool:
+        return checkpoint not in self._undecided
+
+    def take_held(self, checkpoint: CheckpointId) -> HeldCapture | None:
+        """What this side stores for the checkpoint, once; None if nothing was held."""
+        return self._held.pop(checkpoint, None)
+
+    def on_abort(self, checkpoint: CheckpointId) -> None:
+        self._cuts.on_abort(checkpoint)
+        self._undecided.discard(checkpoint)
+        self._held.pop(checkpoint, None)
+
+    def _enqueue(self, element: NumberedElement, size_bytes: int) -> None:
+        self._unsent.append(Sealed(self._next, element, size_bytes))
+        self._window.spend(self._next, size_bytes)
+        self._next = Sequence(self._next + 1)
+
+    def _perform(self, cuts: list[SendCut]) -> None:
+        for send in cuts:
+            cut = send.cut
+            self._undecided.discard(send.checkpoint)
+            if cut.held_from < cut.before:
+                held = tuple(sealed for sealed in self._unsent if sealed.sequence < cut.before)
+                self._held[send.checkpoint] = HeldCapture(self.channel, cut, held)
+            self._link.send_message(CutSent(self._index, send.checkpoint, cut.held_from, cut.before))
+            self._epoch = max(self._epoch, send.checkpoint)
+
+
+class HashOutput:
+    """All channels of one hash edge of one task, in the order of the receiving subtasks."""
+
+    def __init__(self, channels: Items[OutputChannel], *, key_count: int, max_parallelism: int) -> None:
+        self.channels = tuple(channels)
+        self._key_count = key_count
+        self._max_parallelism = max_parallelism
+
+    def emit(self, rows: pa.RecordBatch, now_ms: float) -> None:
+        pieces = partition(
+            rows,
+            key_count=self._key_count,
+            parallelism=len(self.channels),
+            max_parallelism=self._max_parallelism,
+        )
+        for channel, piece in zip(self.channels, pieces, strict=True):
+            if piece is not None and piece.num_rows:
+                channel.gather(piece, now_ms)
+
+    def has_room(self) -> bool:
+        return all(channel.has_room() for channel in self.channels)
+
+    def is_decided(self, checkpoint: CheckpointId) -> bool:
+        return all(channel.is_decided(checkpoint) for channel in self.channels)
+
+    def take_held(self, checkpoint: CheckpointId) -> list[HeldCapture]:
+        held = (channel.take_held(checkpoint) for channel in self.channels)
+        return [capture for capture in held if capture is not None]
+
+    def deadlines_ms(self) -> Iterator[float]:
+        for channel in self.channels:
+            for deadline_ms in (channel.gather_deadline_ms(), channel.switch_deadline_ms()):
+                if deadline_ms is not None:
+                    yield deadline_ms

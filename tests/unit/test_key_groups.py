@@ -1,0 +1,223 @@
+import datetime as dt
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.model.errors import OptionError, UnsupportedPlan
+from tidegate.plan.key_groups import hash_rows, key_group_of, owner_of, partition, range_of
+
+# Arrow imports pandas at its first list, which must not happen while an example is being generated.
+pa.array([0])
+
+TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.bool_(), st.booleans()),
+    (pa.float64(), st.floats()),
+    (pa.float32(), st.floats(width=32)),
+    (pa.string(), st.text(max_size=40)),
+    (pa.large_string(), st.text(max_size=40)),
+    (pa.binary(), st.binary(max_size=40)),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("us", "UTC"), st.datetimes()),
+    (pa.decimal128(20, 2), st.decimals(-(10**17), 10**17, places=2)),
+]
+
+
+@st.composite
+def batches(draw: st.DrawFn, min_size: int = 0) -> pa.RecordBatch:
+    size = draw(st.integers(min_size, 30))
+    columns = []
+    for kind, values in draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=3)):
+        columns.append(pa.array(draw(st.lists(st.none() | values, min_size=size, max_size=size)), kind))
+    return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
+
+
+def one_column(values: list[Any], kind: pa.DataType) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(values, kind)], ["key"])
+
+
+def hashes_of(values: list[Any], kind: pa.DataType) -> list[int]:
+    return hash_rows(one_column(values, kind), 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (
+            pa.int64(),
+            [0, 1, -1, 2**63 - 1],
+            [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1, 0xE4D971771B652C20, 0x2A67D7552E039EA7],
+        ),
+        (
+            pa.string(),
+            ["", "a", "exactly8", "nine bytes", "é" * 20],
+            [0xE220A8397B1DCDAF, 0x9CC9964958266158, 0x529A8CF7DAA5B37F, 0xD95AA15B6266B25E, 0xF2FA89ECD6BBDE68],
+        ),
+        (
+            pa.float64(),
+            [0.0, 1.5, float("nan"), float("-inf")],
+            [0xE220A8397B1DCDAF, 0xD6DAB18E1392608A, 0xC72971D82E15BB46, 0x8CE2CA027CDA7FFE],
+        ),
+        (pa.bool_(), [True, False, None], [0x910A2DEC89025CC1, 0xE220A8397B1DCDAF, 0x6E756C6C5F6B6579]),
+        (pa.decimal128(10, 2), [Decimal("1.25"), Decimal("-3.00")], [0xA053AF67BFBC21AE, 0x835B559A20618784]),
+        (pa.date32(), [dt.date(2024, 2, 29)], [0xDB8C04CA25F6E90D]),
+        (pa.timestamp("us", "UTC"), [dt.datetime(2024, 2, 29, 12)], [0xBE34D00A6C8BEC4A]),
+    ],
+)
+def test_hashes_never_change(kind: pa.DataType, values: list[Any], expected: list[int]) -> None:
+    assert hashes_of(values, kind) == expected
+
+
+def test_the_hash_of_a_composite_key_never_changes() -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array([1, None]), pa.array(["x", "y"])], ["a", "b"])
+    assert hash_rows(rows, 2).tolist() == [0x5D95BC81B67C22D7, 0x12E34F9239523B6A]
+
+
+@given(batches(), st.data())
+def test_the_hash_of_a_slice_is_the_slice_of_the_hashes(rows: pa.RecordBatch, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, rows.num_rows))
+    length = data.draw(st.integers(0, rows.num_rows - start))
+    whole = hash_rows(rows, rows.num_columns)
+    assert hash_rows(rows.slice(start, length), rows.num_columns).tolist() == whole[start : start + length].tolist()
+
+
+@given(st.lists(st.none() | st.text(max_size=40), max_size=20), st.lists(st.none() | st.text(max_size=40), max_size=20))
+def test_the_hashes_of_joined_batches_are_the_joined_hashes(left: list[Any], right: list[Any]) -> None:
+    kind = pa.string()
+    assert hashes_of(left + right, kind) == hashes_of(left, kind) + hashes_of(right, kind)
+
+
+def test_an_integer_hashes_the_same_in_every_width() -> None:
+    found = {tuple(hashes_of([-7, 0, 100], kind)) for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())}
+    assert len(found) == 1
+
+
+def test_floats_that_spark_groups_together_hash_the_same() -> None:
+    odd_nan = np.array([0x7FF8000000000001], dtype=np.uint64).view(np.float64)
+    nans = pa.Array.from_buffers(pa.float64(), 1, [None, pa.py_buffer(odd_nan)])
+    assert hash_rows(pa.RecordBatch.from_arrays([nans], ["k"]), 1).tolist() == hashes_of([float("nan")], pa.float64())
+    assert len(set(hashes_of([0.0, -0.0], pa.float64()))) == 1
+
+
+def test_what_lies_under_a_null_does_not_matter() -> None:
+    values = np.array([1, 2], dtype=np.int64)
+    validity = pa.py_buffer(bytes([0b00]))
+    rows = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.int64(), 2, [validity, pa.py_buffer(values)])], ["k"])
+    first, second = hash_rows(rows, 1).tolist()
+    assert first == second
+    assert first != hashes_of([0], pa.int64())[0]
+
+
+def test_a_null_is_not_an_empty_string() -> None:
+    null, empty = hashes_of([None, ""], pa.string())
+    assert null != empty
+
+
+def test_a_dictionary_column_hashes_as_its_values() -> None:
+    values = ["a", None, "b", "a"]
+    encoded = pa.RecordBatch.from_arrays([pa.array(values).dictionary_encode()], ["k"])
+    assert hash_rows(encoded, 1).tolist() == hashes_of(values, pa.string())
+
+
+def test_strings_hash_as_their_bytes_in_every_layout() -> None:
+    values = ["", "short", "a longer string than one word", None]
+    expected = hashes_of(values, pa.string())
+    for kind in (pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
+        encoded = pa.RecordBatch.from_arrays([pa.array(values, pa.string()).cast(kind)], ["k"])
+        assert hash_rows(encoded, 1).tolist() == expected
+
+
+def test_padding_of_the_last_word_does_not_collide_with_zero_bytes() -> None:
+    values = [b"a" + bytes(count) for count in range(20)]
+    assert len(set(hashes_of(values, pa.binary()))) == 20
+
+
+def test_words_that_change_places_change_the_hash() -> None:
+    first, second = hashes_of([b"AAAAAAAABBBBBBBB", b"BBBBBBBBAAAAAAAA"], pa.binary())
+    assert first != second
+
+
+def test_the_order_of_key_columns_matters() -> None:
+    left = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["a", "b"])
+    right = pa.RecordBatch.from_arrays([pa.array([2]), pa.array([1])], ["a", "b"])
+    assert hash_rows(left, 2).tolist() != hash_rows(right, 2).tolist()
+
+
+def test_only_key_columns_count() -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array([1, 1]), pa.array(["x", "y"])], ["k", "v"])
+    first, second = hash_rows(rows, 1).tolist()
+    assert first == second
+
+
+def test_distinct_keys_do_not_collide_and_spread_evenly() -> None:
+    for kind in (pa.int64(), pa.string()):
+        hashes = hash_rows(
+            one_column([number if kind == pa.int64() else f"user-{number}" for number in range(50_000)], kind), 1
+        )
+        assert len(np.unique(hashes)) == 50_000
+        counts = np.bincount(key_group_of(hashes, 128), minlength=128)
+        assert counts.min() > 250
+        assert counts.max() < 550
+
+
+def test_a_nested_key_is_refused_by_its_type() -> None:
+    with pytest.raises(UnsupportedPlan, match="list"):
+        hash_rows(one_column([[1]], pa.list_(pa.int64())), 1)
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_every_key_group_has_exactly_one_owner(parallelism: int, max_parallelism: int) -> None:
+    owners = owner_of(np.arange(max_parallelism), parallelism=parallelism, max_parallelism=max_parallelism).tolist()
+    found = [
+        subtask
+        for subtask in range(parallelism)
+        for _ in range(*range_of(subtask, parallelism=parallelism, max_parallelism=max_parallelism))
+    ]
+    assert found == owners
+    starts = [
+        range_of(subtask, parallelism=parallelism, max_parallelism=max_parallelism) for subtask in range(parallelism)
+    ]
+    assert starts[0].first == 0
+    assert all(before.last == after.first for before, after in pairwise(starts))
+    assert starts[-1].last == max_parallelism
+
+
+def test_an_impossible_number_of_key_groups_is_refused() -> None:
+    for wrong in (0, (1 << 15) + 1):
+        with pytest.raises(OptionError, match="maxParallelism"):
+            key_group_of(np.zeros(1, dtype=np.uint64), wrong)
+    assert key_group_of(np.array([2**64 - 1], dtype=np.uint64), 1 << 15).tolist() == [(1 << 15) - 1]
+
+
+@given(batches(), st.integers(1, 7))
+def test_partitions_hold_every_row_once_in_its_order_at_its_owner(rows: pa.RecordBatch, parallelism: int) -> None:
+    numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64()))
+    targets = owner_of(
+        key_group_of(hash_rows(rows, rows.num_columns), 128), parallelism=parallelism, max_parallelism=128
+    ).tolist()
+    parts = partition(numbered, key_count=rows.num_columns, parallelism=parallelism, max_parallelism=128)
+    found = [[] if part is None else part.column("row").to_pylist() for part in parts]
+    assert found == [[row for row, owner in enumerate(targets) if owner == target] for target in range(parallelism)]
+
+
+def test_one_subtask_gets_the_batch_itself() -> None:
+    rows = one_column([1, 2, 3], pa.int64())
+    assert partition(rows, key_count=1, parallelism=1, max_parallelism=128)[0] is rows
+
+
+def test_rows_of_one_key_are_not_copied() -> None:
+    rows = one_column([5, 5, 5], pa.int64())
+    parts = partition(rows, key_count=1, parallelism=4, max_parallelism=128)
+    assert [part for part in parts if part is not None] == [rows]
+    assert any(part is rows for part in parts)
+
+
+def test_an_empty_batch_goes_nowhere() -> None:
+    assert partition(one_column([], pa.string()), key_count=1, parallelism=3, max_parallelism=128) == [None] * 3

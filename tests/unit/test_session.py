@@ -1,0 +1,69 @@
+import pytest
+
+from tidegate.model.errors import EnvironmentProblem, OptionError
+from tidegate.spark.session import SessionFacts, SlotLedger, check_session
+
+
+def session(*, cores: int, application_id: str = "app-1", master: str = "local[4]") -> SessionFacts:
+    return SessionFacts(
+        application_id=application_id, master=master, cores=cores, spark_version="4.3.0", python_version="3.11"
+    )
+
+
+@pytest.mark.parametrize(("cores", "slots"), [(1, 1), (2, 1), (3, 2), (8, 7)])
+def test_by_default_a_query_leaves_one_core_to_spark_if_there_are_two(cores: int, slots: int) -> None:
+    assert SlotLedger().claim(session(cores=cores), query="q", wanted=None).slots == slots
+
+
+def test_an_explicit_parallelism_may_take_every_free_core() -> None:
+    assert SlotLedger().claim(session(cores=4), query="q", wanted=4).slots == 4
+
+
+def test_a_query_that_does_not_fit_is_refused_with_the_numbers_and_the_fix() -> None:
+    ledger = SlotLedger()
+    ledger.claim(session(cores=4), query="x", wanted=2)
+    with pytest.raises(EnvironmentProblem) as refusal:
+        ledger.claim(session(cores=4), query="y", wanted=4)
+    assert str(refusal.value) == (
+        "This query needs 4 slots, but the session has 4 cores, of which 2 are held: 2 by query 'x': "
+        "use .option('parallelism', 2) or a larger master such as local[7]."
+    )
+
+
+def test_with_no_core_free_the_fix_is_another_one() -> None:
+    ledger = SlotLedger()
+    ledger.claim(session(cores=1, master="yarn"), query="x", wanted=None)
+    with pytest.raises(EnvironmentProblem, match="1 is held: 1 by query 'x': stop a query, or use 3 executor cores"):
+        ledger.claim(session(cores=1, master="yarn"), query="y", wanted=None)
+
+
+def test_a_refused_claim_holds_nothing() -> None:
+    ledger = SlotLedger()
+    with pytest.raises(EnvironmentProblem):
+        ledger.claim(session(cores=4), query="x", wanted=5)
+    assert ledger.held("app-1") == ()
+
+
+def test_released_slots_can_be_claimed_again_and_only_once() -> None:
+    ledger = SlotLedger()
+    first = ledger.claim(session(cores=4), query="x", wanted=3)
+    ledger.release(first)
+    second = ledger.claim(session(cores=4), query="x", wanted=3)
+    ledger.release(first)
+    assert ledger.held("app-1") == (second,)
+
+
+def test_applications_do_not_share_slots() -> None:
+    ledger = SlotLedger()
+    ledger.claim(session(cores=4, application_id="app-1"), query="x", wanted=4)
+    assert ledger.claim(session(cores=4, application_id="app-2"), query="x", wanted=4).slots == 4
+
+
+def test_a_parallelism_below_one_is_a_wrong_option() -> None:
+    with pytest.raises(OptionError, match="'parallelism' is 0"):
+        SlotLedger().claim(session(cores=4), query="x", wanted=0)
+
+
+def test_what_is_no_classic_session_is_refused_by_its_type() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"classic SparkSession, not builtins\.object"):
+        check_session(object())

@@ -1,0 +1,283 @@
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.model.clock import SystemClock
+from tidegate.model.errors import UserCodeFailure
+from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
+from tidegate.operators.build import build_operator
+from tidegate.operators.contract import TaskContext, UserProcessor, ValueStateHandle
+from tidegate.operators.transform_with_state import TransformWithStateOperator
+from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.plan.physical import TransformWithStateSpec
+from tidegate.state.contract import RestoredSection
+from tidegate.state.heap import HeapBackend
+from tidegate.testing.state_suite import restored_from
+
+INPUT = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("note", pa.string())])
+OUTPUT = pa.schema([("user", pa.string()), ("count", pa.int64())])
+Handle = Callable[[tuple[Any, ...], Iterator[tuple[Any, ...]]], Iterable[tuple[Any, ...]]]
+
+
+class Processor:
+    """Counts rows per key by default; `handle` replaces what it does with them."""
+
+    def __init__(self, handle: Handle | None = None) -> None:
+        self.handle = handle or self.count
+        self.is_closed = False
+
+    def init(self, open_value_state: Callable[[str, tuple[str, ...]], ValueStateHandle]) -> None:
+        self.state = open_value_state("count", ("n",))
+
+    def handle_rows(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        return self.handle(key, rows)
+
+    def count(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        before = self.state.get()
+        count = (0 if before is None else before[0]) + sum(1 for _ in rows)
+        self.state.update((count,))
+        yield (key[0], count)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Code:
+    def __init__(self, processor: UserProcessor) -> None:
+        self._processor = processor
+        self.names: tuple[list[str], list[str]] | None = None
+
+    def processor(self, command: bytes, *, value_names: Sequence[str], output_names: Sequence[str]) -> UserProcessor:
+        assert command == b"command"
+        self.names = (list(value_names), list(output_names))
+        return self._processor
+
+
+class Harness:
+    def __init__(
+        self,
+        processor: Any = None,
+        *,
+        input_schema: pa.Schema = INPUT,
+        schema: pa.Schema = OUTPUT,
+        key_count: int = 1,
+        restored: Sequence[RestoredSection] = (),
+        key_groups: KeyGroupRange = KeyGroupRange(0, 128),  # noqa: B008
+    ) -> None:
+        self.processor = processor or Processor()
+        self.input_schema = input_schema
+        self.code: Any = Code(self.processor)
+        self.out: list[pa.RecordBatch] = []
+        self.backend = HeapBackend(key_groups)
+        operator = build_operator(TransformWithStateSpec(key_count, b"command", input_schema, schema))
+        assert isinstance(operator, TransformWithStateOperator)
+        self.operator = operator
+        task = TaskId(VertexId(1), 0)
+        self.operator.open(
+            TaskContext(task, 1, 128, key_groups, SystemClock(), self.code, lambda: self.backend), restored
+        )
+
+    def process(self, *columns: list[Any]) -> list[tuple[Any, ...]]:
+        self.out.clear()
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self.input_schema, strict=True)]
+        self.operator.process(pa.RecordBatch.from_arrays(arrays, schema=self.input_schema), self.out.append)
+        return [tuple(row.values()) for batch in self.out for row in batch.to_pylist()]
+
+
+def test_the_processor_is_called_once_per_key_in_order_of_appearance_with_its_rows_in_order() -> None:
+    calls: list[tuple[Any, list[Any]]] = []
+
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        calls.append((key, list(rows)))
+        return []
+
+    harness = Harness(Processor(handle))
+    assert harness.process(["z", "a", "z", None, "a", "z"], [1, 2, 3, 4, 5, 6], list("abcdef")) == []
+    assert calls == [
+        (("z",), [(1, "a"), (3, "c"), (6, "f")]),
+        (("a",), [(2, "b"), (5, "e")]),
+        ((None,), [(4, "d")]),
+    ]
+    assert harness.out == []
+
+
+def test_the_user_code_is_opened_with_the_names_of_its_columns() -> None:
+    assert Harness().code.names == (["amount", "note"], ["user", "count"])
+
+
+def test_state_is_kept_per_key_across_slices() -> None:
+    harness = Harness()
+    assert harness.process(["a", "b", "a"], [1, 2, 3], ["", "", ""]) == [("a", 2), ("b", 1)]
+    assert harness.process(["b", "a"], [1, 2], ["", ""]) == [("b", 2), ("a", 3)]
+
+
+def test_state_lies_in_the_key_group_of_the_edge() -> None:
+    harness = Harness()
+    keys = [f"user-{number}" for number in range(50)]
+    harness.process(keys, [1] * 50, [""] * 50)
+    rows = pa.RecordBatch.from_arrays([pa.array(keys)], ["user"])
+    expected = sorted(key_group_of(hash_rows(rows, 1), 128).tolist())
+    state = harness.backend.keyed("count")
+    assert sorted(group for group in range(128) for _ in state.scan(group)) == expected
+
+
+def test_a_value_can_be_asked_for_and_cleared() -> None:
+    seen: list[Any] = []
+
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        state = harness.processor.state
+        seen.append((state.exists(), state.get()))
+        state.clear() if state.exists() else state.update((7,))
+        return []
+
+    harness = Harness(Processor(handle))
+    for _ in range(3):
+        harness.process(["a"], [1], [""])
+    assert seen == [(False, None), (True, (7,)), (False, None)]
+
+
+def test_a_snapshot_restores_the_state_of_the_keys_in_range() -> None:
+    first = Harness()
+    keys = [f"user-{number}" for number in range(50)]
+    first.process(keys, [1] * 50, [""] * 50)
+    sections = restored_from(first.operator.snapshot())
+    assert first.operator.state_bytes() > 0
+    second = Harness(restored=sections, key_groups=KeyGroupRange(0, 64))
+    groups = key_group_of(hash_rows(pa.RecordBatch.from_arrays([pa.array(keys)], ["user"]), 1), 128).tolist()
+    own = [key for key, group in zip(keys, groups, strict=True) if group < 64]
+    assert second.process(own, [1] * len(own), [""] * len(own)) == [(key, 2) for key in own]
+
+
+def test_lazy_output_is_taken_while_the_state_still_points_at_its_key() -> None:
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        for amount, _ in rows:
+            harness.processor.state.update((amount,))
+            yield (key[0], harness.processor.state.get()[0])
+
+    harness = Harness(Processor(handle))
+    assert harness.process(["a", "b", "a"], [1, 2, 3], ["", "", ""]) == [("a", 1), ("a", 3), ("b", 2)]
+
+
+def test_composite_keys_of_many_types_reach_the_user_as_python_values() -> None:
+    schema = pa.schema(
+        [("t", pa.timestamp("us", "UTC")), ("d", pa.decimal128(10, 2)), ("f", pa.float64()), ("v", pa.int64())]
+    )
+    calls: list[tuple[Any, list[Any]]] = []
+
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        calls.append((key, list(rows)))
+        harness.processor.state.update((len(calls),))
+        return []
+
+    harness = Harness(Processor(handle), input_schema=schema, key_count=3)
+    noon = dt.datetime(2024, 2, 29, 12)
+    harness.process([noon] * 3, [Decimal("1.50")] * 3, [0.0, -0.0, 1.0], [1, 2, 3])
+    assert calls == [((noon, Decimal("1.50"), 0.0), [(1,), (2,)]), ((noon, Decimal("1.50"), 1.0), [(3,)])]
+
+
+def test_timestamps_are_naive_in_utc_also_inside_of_other_types() -> None:
+    nested = pa.struct([("at", pa.timestamp("us", "UTC"))])
+    schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC")), ("n", nested)])
+    seen: list[Any] = []
+
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        seen.extend(rows)
+        return [(seen[0][0],)]
+
+    out = pa.schema([("t", pa.timestamp("us", "UTC"))])
+    harness = Harness(Processor(handle), input_schema=schema, schema=out)
+    aware, naive = dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC), dt.datetime(2024, 2, 29, 12)
+    assert harness.process([1], [aware], [{"at": aware}]) == [(aware,)]
+    assert seen == [(naive, {"at": naive})]
+    assert seen[0][0].tzinfo is None
+
+
+def failing(output: Any) -> Processor:
+    return Processor(lambda key, rows: [output])
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (("a", "many"), "column 'count'.*int64"),
+        (("a", 2**70), "column 'count'.*int64"),
+        (("a", 1.5), "column 'count'.*int64"),
+        ((5, 1), "column 'user'.*string"),
+        (("a",), r"2 columns \(user, count\)"),
+        (["a", 1], r"2 columns \(user, count\)"),
+    ],
+)
+def test_an_output_that_does_not_fit_names_its_column(output: Any, sentence: str) -> None:
+    with pytest.raises(UserCodeFailure, match=sentence):
+        Harness(failing(output)).process(["a"], [1], [""])
+
+
+def test_an_error_in_user_code_comes_with_key_and_traceback() -> None:
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        deliberately_wrong = 1 // 0
+        yield (key[0], deliberately_wrong)
+
+    with pytest.raises(UserCodeFailure) as failure:
+        Harness(Processor(handle)).process(["alice"], [1], [""])
+    assert "ZeroDivisionError" in str(failure.value)
+    assert "'alice'" in str(failure.value)
+    assert "deliberately_wrong = 1 // 0" in str(failure.value)
+
+
+def test_an_error_in_init_is_the_users() -> None:
+    class Broken(Processor):
+        def init(self, open_value_state: Any) -> None:
+            raise LookupError("no model file")
+
+    with pytest.raises(UserCodeFailure, match="init raised LookupError: no model file"):
+        Harness(Broken())
+
+
+@pytest.mark.parametrize("value", [(1, 2), [1], 1])
+def test_an_update_of_another_shape_names_the_state_and_its_fields(value: Any) -> None:
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        harness.processor.state.update(value)
+        return []
+
+    harness = Harness(Processor(handle))
+    with pytest.raises(UserCodeFailure, match=r"'count'.*\(n\)"):
+        harness.process(["a"], [1], [""])
+
+
+def test_state_has_no_key_outside_of_a_call() -> None:
+    harness = Harness()
+    harness.process(["a"], [1], [""])
+    with pytest.raises(UserCodeFailure, match=r"'count'.*outside"):
+        harness.processor.state.get()
+
+
+def test_closing_closes_the_users_processor_once() -> None:
+    harness = Harness()
+    harness.operator.close()
+    assert harness.processor.is_closed
+    harness.operator.close()
+
+
+def test_an_error_in_the_users_close_is_told_and_the_state_is_closed_all_the_same() -> None:
+    class Broken(Processor):
+        def close(self) -> None:
+            raise OSError("connection gone")
+
+    harness = Harness(Broken())
+    harness.process(["a"], [1], [""])
+    with pytest.raises(UserCodeFailure, match="connection gone"):
+        harness.operator.close()
+    assert harness.backend.size_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(dt.datetime(2024, 1, 1, 12), pa.date32()), (5, pa.date32()), (5, pa.timestamp("us", "UTC")), (1.5, pa.int32())],
+)
+def test_a_value_that_arrow_would_quietly_change_is_refused(value: Any, kind: pa.DataType) -> None:
+    with pytest.raises(UserCodeFailure, match="column 'x'"):
+        Harness(failing((value,)), schema=pa.schema([("x", kind)])).process(["a"], [1], [""])
