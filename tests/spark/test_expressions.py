@@ -116,7 +116,8 @@ SUPPORTED = [
     "b and c", "b or c", "not b", "b and l > 0", "b is null or not c", "not (b and c)",
     "l is null", "l is not null", "isnan(d)", "nanvl(d, e)",
     "l in (1, 7, 12)", "l in (1, null, 12)", "l not in (1, 7)", "s in ('1', 'abc')", "d in (0.0D, double('nan'), 1.5D)",
-    "l in (m, i, 5)", "l in (1,2,3,4,5,6,7,8,9,10,11,12,13)", "s in ('1','b','c','d','e','f','g','h','i','j','k','abc')",
+    "l in (m, i, 5)",
+    "l in (1,2,3,4,5,6,7,8,9,10,11,12,13)", "s in ('1','b','c','d','e','f','g','h','i','j','k','abc')",
     "l in (1,2,3,4,5,6,7,8,9,10,11,12,null)", "ts in (timestamp'1970-01-01 00:00:00')", "null in (l)",
     "coalesce(l, m, 0)", "coalesce(s, t)", "coalesce(l, 10 / m)", "nvl(d, -1.0D)", "nullif(l, m)", "ifnull(b, c)",
     "if(l > 0, m, i)", "if(b, d, e)", "if(m <> 0, l div m, 0)", "if(m is null or m = 0, -1, l % m)",
@@ -234,9 +235,7 @@ def by_spark(spark: SparkSession, query: str) -> pa.Table | str:
     try:
         return spark.sql(query).toArrow()
     except Exception as error:
-        found = re.search(r"\[([A-Z_]+)(\.[A-Z_]+)*\]", str(error))
-        assert found is not None, error
-        return found.group(1)
+        return error_class(error)
 
 
 def by_kernels(spark: SparkSession, query: str, table: str) -> pa.Table | str:
@@ -244,9 +243,12 @@ def by_kernels(spark: SparkSession, query: str, table: str) -> pa.Table | str:
     try:
         return pa.Table.from_batches([run(plan, TABLES[table])])
     except UserCodeFailure as error:
-        found = re.match(r"\[([A-Z_]+)\]", str(error))
-        assert found is not None, error
-        return found.group(1)
+        return error_class(error)
+
+
+def error_class(error: Exception) -> str:
+    found = re.search(r"\[([A-Z_]+)(\.[A-Z_]+)*\]", str(error))
+    return found.group(1) if found else f"unknown: {error}"
 
 
 def run(node: Any, rows: pa.RecordBatch) -> pa.RecordBatch:

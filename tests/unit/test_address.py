@@ -68,7 +68,7 @@ def test_processes_in_one_network_namespace_have_one_host_id():
 def test_the_first_free_port_of_a_range_is_taken_and_a_full_range_is_named():
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
-        with pytest.raises(EnvironmentProblem, match="network.ports"):
+        with pytest.raises(EnvironmentProblem, match=r"network\.ports"):
             Listener(bind_host="127.0.0.1", ports=str(port))
         spare = socket.create_server(("127.0.0.1", 0))
         free = spare.getsockname()[1]
@@ -85,12 +85,12 @@ def test_the_advertised_host_is_what_others_are_told():
 
 
 def test_a_wildcard_without_an_advertised_host_is_refused():
-    with pytest.raises(OptionError, match="network.advertisedHost"):
+    with pytest.raises(OptionError, match=r"network\.advertisedHost"):
         Listener(bind_host="0.0.0.0")
 
 
 def test_an_address_that_is_not_of_this_host_is_refused():
-    with pytest.raises(EnvironmentProblem, match="network.bindHost"):
+    with pytest.raises(EnvironmentProblem, match=r"network\.bindHost"):
         Listener(bind_host="192.0.2.1")
 
 
@@ -104,5 +104,5 @@ def test_ports_are_written_as_numbers_lists_and_ranges(text: str, ports: list[in
 
 @pytest.mark.parametrize("text", ["", "x", "5-4", "70000", "1,,2", "1-", "-1", "0-3"])
 def test_what_names_no_ports_is_refused(text: str):
-    with pytest.raises(OptionError, match="network.ports"):
+    with pytest.raises(OptionError, match=r"network\.ports"):
         parse_ports(text)

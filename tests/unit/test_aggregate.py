@@ -280,6 +280,8 @@ def test_a_snapshot_holds_the_moment_it_was_taken() -> None:
     harness.process(["a", "b"], [1, None])
     harness.flushed()
     sections = harness.operator.snapshot()
+    # First in the arrays that the snapshot saw, then past their end.
+    harness.process(["a", "b"], [50, 50])
     harness.process(["a", "b", *(f"new-{number}" for number in range(5000))], [100] * 5002)
     restored = Harness(harness.spec, restored_from(sections))
     assert restored.flushed() == []
@@ -380,6 +382,16 @@ def test_keys_whose_hashes_collide_stay_apart(monkeypatch: pytest.MonkeyPatch, b
         key = (names[number], number % 3)
         expected[key] = expected.get(key, 0) + 2
     assert found == expected
+
+
+def test_a_null_whose_hash_collides_with_a_value_stays_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "hash_rows", lambda rows, count: np.zeros(rows.num_rows, dtype=np.uint64))
+    for kind, blank in ((pa.int64(), 0), (pa.string(), "")):
+        harness = Harness(spec_of([kind]))
+        harness.process([blank, None, blank], [1, 2, 3])
+        harness.process([blank], [4])
+        harness.process([None], [5])
+        assert sorted(harness.flushed(), key=str) == sorted([(blank, 3, 3, 8), (None, 2, 2, 7)], key=str)
 
 
 def test_the_index_grows_far_past_its_first_size() -> None:

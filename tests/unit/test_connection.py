@@ -141,7 +141,7 @@ def test_what_waits_to_be_sent_is_bounded(pair: SocketPair):
     sender.send(header(0), b"x" * 4 * SEND_AHEAD_BYTES)
     assert not sender.can_accept()
     assert not sender.flush()
-    with pytest.raises(ProtocolViolation, match="slot 1.*can_accept"):
+    with pytest.raises(ProtocolViolation, match=r"slot 1.*can_accept"):
         sender.send(header(1), b"y")
     while not sender.can_accept():
         receiver.receive(BUDGET_BYTES)
@@ -185,7 +185,7 @@ def test_a_peer_that_closes_in_the_middle_of_a_frame_is_lost_after_the_frames_be
     (frame,) = received_until(receiver, 1)
     assert frame.payload.to_pybytes() == b"whole"
     for _ in range(2):
-        with pytest.raises(ConnectionLost, match="data connection to slot 7.*in the middle of a frame"):
+        with pytest.raises(ConnectionLost, match=r"data connection to slot 7.*in the middle of a frame"):
             receiver.receive(BUDGET_BYTES)
 
 
@@ -248,7 +248,7 @@ def test_control_payloads_are_written_at_once_and_arrive_in_order(pair: SocketPa
 def test_a_control_queue_that_nobody_reads_is_bounded(pair: SocketPair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection_module, "MAX_QUEUED_CONTROL_BYTES", 300_000)
     sender = ControlConnection(pair[0], peer="slot 1", socket_buffer_bytes=tiny_bytes(pair))
-    with pytest.raises(ProtocolViolation, match="slot 1.*unread"):
+    with pytest.raises(ProtocolViolation, match=r"slot 1.*unread"):
         for _ in range(10_000):
             sender.send(b"x" * 1000)
     assert sender.wants_write

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections import abc
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ import pytest
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex
 from tidegate.network import mesh as mesh_module
-from tidegate.network.address import Listener, SlotAddress, connect
+from tidegate.network.address import Listener, Route, SlotAddress, begin_connect, connect
 from tidegate.network.frames import DataHeader, FrameKind
 from tidegate.network.handshake_server import dial
 from tidegate.network.mesh import DialIntroduction, Lane, Mesh, PeerLinks
@@ -68,14 +69,18 @@ class Site:
 def build(*meshes: Mesh, within_s: float = DEADLINE_S) -> None:
     """Steps all in one thread, so that each moves only as far as the others let it."""
     give_up_s = time.monotonic() + within_s
-    while not all([mesh.step(5) for mesh in meshes]):
+    while not all(step_each(meshes)):
         assert time.monotonic() < give_up_s, "; ".join(mesh.waiting_for() for mesh in meshes)
+
+
+def step_each(meshes: abc.Sequence[Mesh]) -> list[bool]:
+    return [mesh.step(5) for mesh in meshes]
 
 
 def stays_incomplete(*meshes: Mesh, for_s: float = 0.3) -> None:
     until_s = time.monotonic() + for_s
     while time.monotonic() < until_s:
-        assert not any([mesh.step(5) for mesh in meshes])
+        assert not any(step_each(meshes))
 
 
 def check_that_all_hear_each_other(everyone: Mapping[int, Links]) -> None:
@@ -225,10 +230,24 @@ def test_a_newer_generation_that_knocks_at_an_older_one_gets_in_when_that_one_ha
     old.close()
     moved_on = site.mesh(0, generation=5)
     build(moved_on, new)
-    everyone = {0: site.take(moved_on), 1: site.take(new)}
-    check_that_all_hear_each_other(everyone)
-    if sys.platform == "linux":
-        assert family_of(everyone[1][SlotIndex(0)]) == socket.AF_UNIX
+    check_that_all_hear_each_other({0: site.take(moved_on), 1: site.take(new)})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract unix sockets exist on Linux only")
+def test_a_peer_that_is_not_ready_is_dialled_again_by_the_best_way(
+    cleanup: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+):
+    ways: list[Route] = []
+
+    def recorded(route: Route) -> socket.socket:
+        ways.append(route)
+        return begin_connect(route)
+
+    monkeypatch.setattr(mesh_module, "begin_connect", recorded)
+    site = Site(2, cleanup)
+    stays_incomplete(site.mesh(0, generation=4), site.mesh(1, generation=5))
+    assert len(ways) > len(Lane)
+    assert {way.family for way in ways} == {socket.AF_UNIX}
 
 
 def test_a_newer_generation_waits_in_the_backlog_of_a_slot_that_still_runs_the_old_one(cleanup: contextlib.ExitStack):

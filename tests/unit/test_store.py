@@ -28,15 +28,21 @@ def test_all_ways_to_write_a_local_path_open_the_same_folder(tmp_path: Path, for
     assert (tmp_path / "chk" / "a").exists()
 
 
-def test_an_escaped_file_url_is_unescaped_and_a_plain_path_is_not() -> None:
-    assert local_path("file:///tmp/a%20b") == Path("/tmp/a b")
+def test_a_local_path_is_taken_as_written_as_hadoop_does() -> None:
+    assert local_path("file:///tmp/a%20b#c?d") == Path("/tmp/a%20b#c?d")
     assert local_path("/tmp/a%20b") == Path("/tmp/a%20b")
     assert local_path("s3://bucket/x") is None
 
 
+def test_a_file_url_with_a_host_is_refused() -> None:
+    with pytest.raises(OptionError, match="write file:///"):
+        local_path("file://tmp/x")
+
+
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(OptionError, match=r"'ftp'.*s3://"):
-        open_store("ftp://host/x")
+    for location in ("ftp://host/x", "ftp:/x"):
+        with pytest.raises(OptionError, match=r"'ftp'.*s3://"):
+            open_store(location)
 
 
 def test_a_remote_store_is_opened_without_touching_the_network() -> None:

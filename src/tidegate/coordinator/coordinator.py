@@ -54,10 +54,10 @@ from tidegate.worker.main import SlotOrder
 
 log = logging.getLogger("tidegate")
 
-# Slots that have not reported by then will not come: cores are missing, or workers cannot reach the driver.
+# Slots that have no core by then will not get one.
 _SLOTS_TIMEOUT_MS = 15_000.0
-# A restarted launch may first have to wait until Spark has noticed that the old one is dead.
-_RESTARTED_SLOTS_TIMEOUT_MS = 60_000.0
+# Slots that run have to import and connect, on a busy machine too; a restarted launch first waits for the old one.
+_SLOW_SLOTS_TIMEOUT_MS = 60_000.0
 # Told to leave, slots return within a step; then Spark may be asked to end them.
 _LEAVE_TIMEOUT_MS = 10_000.0
 _LONGEST_WAIT_MS = 1_000.0
@@ -87,6 +87,7 @@ class Coordinator:
         self._looking = BackgroundThread(self._mailbox, name="tidegate-sources")
         self._roster = Roster(
             job=spec.job_id,
+            slots=plan.parallelism,
             secret=self._secret,
             bind_host=spec.bind_host,
             clock=self._clock,
@@ -115,6 +116,8 @@ class Coordinator:
         self._committed = 0
         self._generation_since_ms = 0.0
         self._slots_deadline_ms: float | None = None
+        self._were_slots_slow = False
+        self._is_leaving = False
         self._restart_at_ms: float | None = None
         self._leave_deadline_ms: float | None = None
         self._failure: TidegateError | None = None
@@ -263,9 +266,10 @@ class Coordinator:
             self._deploy()  # in place: the processes are all there
             return
         self._launch += 1
+        self._were_slots_slow = False
         self._roster.expect_launch(self._launch)
         is_first = self._launch == 1
-        timeout_ms = _SLOTS_TIMEOUT_MS if is_first else _RESTARTED_SLOTS_TIMEOUT_MS
+        timeout_ms = _SLOTS_TIMEOUT_MS if is_first else _SLOW_SLOTS_TIMEOUT_MS
         self._slots_deadline_ms = self._clock.monotonic_ms() + timeout_ms
         order = SlotOrder(
             job=self._spec.job_id,
@@ -289,7 +293,7 @@ class Coordinator:
     def _deploy(self) -> None:
         assert self._basis is not None
         self._generation_since_ms = self._clock.monotonic_ms()
-        self._slots_deadline_ms = self._generation_since_ms + _RESTARTED_SLOTS_TIMEOUT_MS
+        self._slots_deadline_ms = self._generation_since_ms + _SLOW_SLOTS_TIMEOUT_MS
         self._roster.tell_all(Deploy(self._basis.generation, self._roster.addresses(), self._basis.restore_manifest))
 
     def _on_all_ready(self) -> None:
@@ -306,12 +310,23 @@ class Coordinator:
         self._roster.tell_all(Run(self._basis.generation))
 
     def _on_slots_missing(self) -> None:
-        self._slots_deadline_ms = None
         here, wanted = len(self._roster.members()), self._plan.parallelism
+        running = None if self._launched is None else self._launched.running_slots()
+        patience_ms = _SLOW_SLOTS_TIMEOUT_MS - _SLOTS_TIMEOUT_MS
+        if running == wanted and not self._were_slots_slow:
+            self._were_slots_slow = True
+            self._slots_deadline_ms = self._clock.monotonic_ms() + patience_ms
+            return
+        self._slots_deadline_ms = None
         problem = EnvironmentProblem(
-            f"Only {here} of {wanted} slots reported: the session has too few free cores for a barrier stage "
-            f"of {wanted} tasks, or its workers cannot connect to {self._spec.driver_host}:{self._roster.port}; "
-            f"lower .option('parallelism') or set .option('network.advertisedHost')."
+            f"Only {here} of {wanted} slots reported: "
+            + (
+                f"their workers cannot connect to {self._spec.driver_host}:{self._roster.port}; set "
+                f".option('network.advertisedHost') and look into the executors' logs."
+                if running == wanted
+                else f"the session has too few free cores for a barrier stage of {wanted} tasks; "
+                f"lower .option('parallelism') or end what else runs in the session."
+            )
         )
         if self._launch == 1:
             self._give_up(problem)
@@ -528,6 +543,7 @@ class Coordinator:
 
     def _await_slots(self) -> None:
         """Until the launch has ended: nothing may be left running when the query says it is over."""
+        self._is_leaving = True
         deadline_ms = self._clock.monotonic_ms() + _LEAVE_TIMEOUT_MS
         was_cancelled = False
         while self._launched is not None:
@@ -547,6 +563,8 @@ class Coordinator:
             return
         self._launched = None
         self._roster.dismiss()
+        if self._is_leaving:
+            return
         if self._state not in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING):
             if self._restart_at_ms is not None and isinstance(exit, Cancelled):
                 self._stop()

@@ -26,6 +26,10 @@ LaunchExit: TypeAlias = Ended | Cancelled | Broken
 
 
 class Launched(Protocol):
+    def running_slots(self) -> int | None:
+        """How many slots have a core and have begun, as far as that can be told; those may just be slow to report."""
+        ...
+
     def cancel(self) -> None:
         """End it by force; its exit is reported as usual."""
         ...

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.model.errors import Damaged, IncompatibleCheckpoint, JobFailure, ProtocolViolation, UnsupportedPlan
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation, UnsupportedPlan, UserCodeFailure
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, fixed_array, slots_array
 from tidegate.operators.contract import Emit, TaskContext
@@ -162,7 +162,7 @@ class IntegerAdder:
         np.add.at(high, positions, values >> 32)
         high += low >> 32
         if (high != high.astype(np.int32)).any():
-            raise JobFailure(
+            raise UserCodeFailure(
                 "[ARITHMETIC_OVERFLOW] long overflow: a sum left the range of BIGINT; cast its argument to a DECIMAL, "
                 "use try_sum, or set spark.sql.ansi.enabled to false to let it wrap."
             )

@@ -83,7 +83,7 @@ class FixedKeys:
     def equal(self, slots: Slots, rows: KeyColumn, which: Slots | None) -> Flags:
         stored = self._values.used.view(rows.values.dtype)[slots]
         same: Flags = stored == (rows.values if which is None else rows.values[which])
-        return same.all(axis=1) if same.ndim == 2 else same
+        return same if same.ndim == 1 else np.logical_and(same[:, 0], same[:, 1])
 
     def append(self, rows: KeyColumn, which: Slots) -> None:
         self._values.append(rows.values[which].view(self._values.used.dtype))

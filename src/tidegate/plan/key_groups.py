@@ -235,7 +235,7 @@ def _fixed(column: pa.Array, *, dtype: npt.DTypeLike, per_value: int = 1) -> npt
 
 
 def _normalised_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    normalised = values + values.dtype.type(0)
+    normalised: npt.NDArray[Any] = values + values.dtype.type(0)
     normalised[np.isnan(normalised)] = np.nan
     return normalised
 

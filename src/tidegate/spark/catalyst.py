@@ -7,7 +7,7 @@ starts, by Spark's name for it; nothing is dropped or approximated.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -44,7 +44,7 @@ _ADVICE: Mapping[str, str] = {
     "ArrowEvalPython": "call the Python function in mapInArrow",
     "Generate": "explode inside mapInArrow",
     "FlatMapGroupsInPandasWithState": "use transformWithState with a ValueState",
-    "LocalRelation": "the query has no rows by its own conditions, or reads a fixed table, so there is no stream to run",
+    "LocalRelation": "the query can have no rows, or reads a fixed table, so there is no stream to run",
     "GlobalLimit": "remove limit",
     "LocalLimit": "remove limit",
     "Sort": "remove orderBy; a stream has no end to sort before",
@@ -89,7 +89,7 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
         raise OptionError(f"Output mode {output_mode!r} does not exist: use append or update.")
     from pyspark.errors import AnalysisException
 
-    jvm = df.sparkSession._jvm
+    jvm: Any = df.sparkSession._jvm
     spark_mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:

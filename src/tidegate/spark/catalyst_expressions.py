@@ -19,8 +19,9 @@ from tidegate.spark.types import to_arrow_type
 Substitute: TypeAlias = Callable[[ExpressionTree], Expression | None]
 
 _BOOLEAN_FUNCTIONS = frozenset(
-    "EqualTo EqualNullSafe LessThan LessThanOrEqual GreaterThan GreaterThanOrEqual And Or Not IsNull IsNotNull IsNaN "
-    "In StartsWith EndsWith Contains AtLeastNNonNulls".split()
+    {"EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"}
+    | {"And", "Or", "Not", "IsNull", "IsNotNull", "IsNaN", "In", "AtLeastNNonNulls"}
+    | {"StartsWith", "EndsWith", "Contains"}
 )
 # Marks that change no value.
 _TRANSPARENT = frozenset({"Alias", "KnownFloatingPointNormalized", "KnownNotNull"})

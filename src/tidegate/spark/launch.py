@@ -1,14 +1,16 @@
 """Carries the slots of a job on Spark: one job with one barrier stage, one task per slot."""
 
 import dataclasses
-import importlib.metadata
 import platform
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -25,9 +27,15 @@ HOST_OF_EXECUTOR = ""
 
 def package_versions() -> dict[str, str]:
     """What driver and workers must have in common: the code, and what reads and writes its data."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    packages = ("pyspark", "pyarrow", "msgspec", "numpy")
-    return {"Python": python, "tidegate": VERSION} | {name: importlib.metadata.version(name) for name in packages}
+    # From the modules themselves: asking for installed metadata reads through every archive on a worker's path.
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "tidegate": VERSION,
+        "pyspark": pyspark.__version__,
+        "pyarrow": pa.__version__,
+        "numpy": np.__version__,
+        "msgspec": msgspec.__version__,
+    }
 
 
 class SparkLauncher:
@@ -69,6 +77,16 @@ class SparkLaunch:
             self._spark.sparkContext.cancelJobGroup(self._group)
         except (Py4JError, OSError):
             return  # the JVM is gone, and the job with it
+
+    def running_slots(self) -> int | None:
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = [
+            tracker.getStageInfo(stage)
+            for job in tracker.getJobIdsForGroup(self._group)
+            if (info := tracker.getJobInfo(job)) is not None
+            for stage in info.stageIds
+        ]
+        return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
     def _carry(self) -> None:
         try:

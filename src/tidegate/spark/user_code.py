@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
 from tidegate.model.errors import UnsupportedPlan, UserError
@@ -78,32 +77,34 @@ class StateHandle:
     def __init__(self, open_value_state: OpenValueState) -> None:
         self._open_value_state = open_value_state
 
-    def getValueState(  # noqa: N802 - PySpark's name
+    def getValueState(
         self,
-        stateName: str,  # noqa: N803
+        stateName: str,
         schema: StructType | str,
-        ttlDurationMs: int | None = None,  # noqa: N803
+        ttlDurationMs: int | None = None,
     ) -> ValueStateHandle:
         if ttlDurationMs is not None:
-            raise UnsupportedPlan(f"State {stateName!r} has a ttlDurationMs, which Tidegate does not have: leave it out.")
+            raise UnsupportedPlan(
+                f"State {stateName!r} has a ttlDurationMs, which Tidegate does not have: leave it out."
+            )
         return self._open_value_state(stateName, _field_names(stateName, schema))
 
-    def getListState(self, stateName: str, *_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: N802, N803
+    def getListState(self, stateName: str, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise _refused_state("getListState", stateName)
 
-    def getMapState(self, stateName: str, *_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: N802, N803
+    def getMapState(self, stateName: str, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise _refused_state("getMapState", stateName)
 
-    def registerTimer(self, *_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: N802
+    def registerTimer(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise _refused_call("registerTimer")
 
-    def deleteTimer(self, *_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: N802
+    def deleteTimer(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise _refused_call("deleteTimer")
 
-    def listTimers(self, *_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: N802
+    def listTimers(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise _refused_call("listTimers")
 
-    def deleteIfExists(self, *_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: N802
+    def deleteIfExists(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise _refused_call("deleteIfExists")
 
 
@@ -153,21 +154,21 @@ def check_processor(command: bytes) -> None:
 class _CheckingHandle(StateHandle):
     """Also has Spark's own parser look at schemas in text form, which slots cannot ask."""
 
-    def getValueState(  # noqa: N802
+    def getValueState(
         self,
-        stateName: str,  # noqa: N803
+        stateName: str,
         schema: StructType | str,
-        ttlDurationMs: int | None = None,  # noqa: N803
+        ttlDurationMs: int | None = None,
     ) -> ValueStateHandle:
         if isinstance(schema, str):
             parsed = StructType.fromDDL(schema)
-            if tuple(parsed.names) != _names_in_ddl(schema):
+            if not isinstance(parsed, StructType) or tuple(parsed.names) != _names_in_ddl(schema):
                 raise UnsupportedPlan(f"State {stateName!r} has the schema {schema!r}: write it as a StructType.")
         return super().getValueState(stateName, schema, ttlDurationMs)
 
 
 def _function(command: bytes) -> Any:
-    function, _return_type = CPickleSerializer().loads(command)
+    function, _return_type = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
     return function
 
 

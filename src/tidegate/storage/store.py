@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, OptionError
 
@@ -22,6 +21,7 @@ Data: TypeAlias = Buffer | Sequence[Buffer]
 REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 # A folder can vanish between making it and writing into it, because deleting its last file removes it.
 _FOLDER_ATTEMPTS = 20
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # What a writer that was killed leaves behind; obstore hides the same names.
 _UNFINISHED = re.compile(r".*#\d+")
 
@@ -67,7 +67,7 @@ def open_store(location: str) -> Store:
     folder = local_path(location)
     if folder is not None:
         return LocalFiles(make_folder(folder, what="the storage location"))
-    scheme = urlsplit(location).scheme
+    scheme = location.split(":", 1)[0].lower()
     if scheme not in REMOTE_SCHEMES:
         known = ", ".join(f"{name}://" for name in REMOTE_SCHEMES)
         raise OptionError(
@@ -80,10 +80,13 @@ def open_store(location: str) -> Store:
 
 def local_path(location: str) -> Path | None:
     """The local path that a location names, or None if it names something remote."""
-    parts = urlsplit(location)
-    if parts.scheme == "file":
-        return Path(os.path.abspath(unquote(parts.path)))
-    if "://" in location:
+    if location.startswith("file:"):
+        # As in Hadoop's paths, nothing is escaped: a percent sign is a percent sign.
+        path = location.removeprefix("file:")
+        if path.startswith("//") and not path.startswith("///"):
+            raise OptionError(f"Location {location!r} names a host: write file:/// and the path, or the path alone.")
+        return Path(os.path.abspath("/" + path.lstrip("/") if path.startswith("/") else path))
+    if _SCHEME.match(location):
         return None
     return Path(os.path.abspath(location))
 

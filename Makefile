@@ -1,0 +1,73 @@
+# The only entry: every other script, and CI, calls these targets.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test lint sim bench docs format lock clean
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+
+# PYTHON=python3.12 chooses another interpreter for a new .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-build-isolation
+# Inside .venv nothing may come from another environment.
+unexport PYTHONPATH PYTHONHOME
+
+QUICK := $(wildcard tests/unit tests/architecture tests/simulation)
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## Make .venv with everything pinned (does nothing when it is up to date)
+
+# PySpark is built from its source archive, so what builds it is installed first, pinned as well.
+$(STAMP): pyproject.toml requirements.lock requirements-build.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Tidegate needs Python 3.11 or newer, and '$(PYTHON)' is missing or older: run for example  make setup PYTHON=python3.12"; exit 1; }
+	@echo "setup: $(VENV) with $$($(PYTHON) --version); the first time downloads about 600 MB, most of it Spark"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "Python's venv module does not work here: on Debian or Ubuntu run  apt install python3-venv"; exit 1; }
+	@$(PIP) --require-hashes -r requirements-build.lock
+	@$(PIP) --require-hashes --use-pep517 -r requirements.lock
+	@$(PIP) --no-deps --editable .
+	@touch $@
+	@echo "setup: done"
+
+demo: setup ## See a checkpoint complete under backpressure
+	@$(BIN)/tidegate demo
+
+check: lint ## Format, lint, types, layers, quick tests
+	@$(BIN)/python -m pytest -q -m "not slow" $(QUICK)
+
+test: lint ## Everything
+	@$(BIN)/python -m pytest -q tests
+
+lint: setup
+	@$(BIN)/ruff format --quiet --check . || { echo "Some files are not formatted: run  make format"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@report=$$($(BIN)/lint-imports) || { echo "$$report"; exit 1; }
+
+sim: setup ## Simulate whole jobs; SEED=7 replays one, SEEDS=500 runs more
+	@$(if $(SEED),SEED=$(SEED)) $(if $(SEEDS),SEEDS=$(SEEDS)) $(BIN)/python -m pytest -q tests/simulation
+
+bench: setup ## Measure throughput and checkpoints on this machine
+	@$(BIN)/python benchmarks/throughput.py
+
+docs: setup ## Check that every link in the documents leads somewhere
+	@$(BIN)/python -m pytest -q tests/architecture/test_docs_links.py
+
+format: setup ## Format and fix what can be fixed
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+# Needs uv; the lock names neither an index nor a host, so that it installs from wherever pip is told to look.
+COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
+lock: ## Pin the newest versions that pyproject.toml allows (needs uv)
+	@$(COMPILE) --upgrade --group pyproject.toml:build --output-file requirements-build.lock
+	@$(COMPILE) --upgrade --extra java --group dev --output-file requirements.lock pyproject.toml
+
+clean: ## Remove .venv and every cache
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
