@@ -2,17 +2,21 @@
 
     import tidegate as tg
     query = tg.writeStream(df).format("parquet").option("checkpointLocation", "chk").start("out")
+
+Names are loaded when they are first used: slots import this package too, and need none of them.
 """
 
-from tidegate.spark.java import prepare_environment as _prepare_environment
+from typing import TYPE_CHECKING, Any
 
-_prepare_environment()
+from tidegate.model.errors import TidegateError, UserError
+from tidegate.model.version import VERSION as __version__
+from tidegate.spark.java import prepare_environment
 
-from tidegate.api.query import StreamingQuery, active_queries as queries  # noqa: E402 - Java is found before Spark
-from tidegate.api.writer import DataStreamWriter, writeStream  # noqa: E402
-from tidegate.coordinator.views import CheckpointView  # noqa: E402
-from tidegate.model.errors import TidegateError, UserError  # noqa: E402
-from tidegate.model.version import VERSION as __version__  # noqa: E402
+if TYPE_CHECKING:
+    from tidegate.api.query import StreamingQuery
+    from tidegate.api.query import active_queries as queries
+    from tidegate.api.writer import DataStreamWriter, writeStream
+    from tidegate.coordinator.views import CheckpointView
 
 __all__ = [
     "CheckpointView",
@@ -24,3 +28,23 @@ __all__ = [
     "queries",
     "writeStream",
 ]
+
+# Before anybody makes a SparkSession: a machine without Java is served by the `java` extra.
+prepare_environment()
+
+_HOMES = {
+    "CheckpointView": ("tidegate.coordinator.views", "CheckpointView"),
+    "DataStreamWriter": ("tidegate.api.writer", "DataStreamWriter"),
+    "StreamingQuery": ("tidegate.api.query", "StreamingQuery"),
+    "queries": ("tidegate.api.query", "active_queries"),
+    "writeStream": ("tidegate.api.writer", "writeStream"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tidegate' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)

@@ -22,6 +22,8 @@ from tidegate.plan import kernels
 from tidegate.plan.nodes import Filter, Project, Scan
 from tidegate.spark.catalyst import read_plan
 
+pytestmark = pytest.mark.spark
+
 # PySpark logs every error that a test provokes, with the JVM's stack.
 logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 

@@ -55,7 +55,8 @@ class StreamingQuery:
     @property
     def status(self) -> dict[str, Any]:
         view = self._coordinator.view()
-        message = view.state if view.last_failure is None else f"{view.state}: {view.last_failure}"
+        explains = view.last_failure is not None and view.state in ("restarting", "starting", "failed")
+        message = f"{view.state}: {view.last_failure}" if explains else view.state
         return {
             "message": message,
             "isDataAvailable": view.state in ("running", "finishing"),

@@ -1,6 +1,7 @@
 """`tg.writeStream(df)`: a writer shaped like PySpark's, that starts a Tidegate query."""
 
 import atexit
+import dataclasses
 import shutil
 import tempfile
 import uuid
@@ -21,7 +22,14 @@ from tidegate.plan.nodes import Node, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.spark.catalyst import check_output_mode, read_plan
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
-from tidegate.spark.session import SessionFacts, SlotClaim, check_session, claim_slots, release_slots, use_driver_interpreter
+from tidegate.spark.session import (
+    SessionFacts,
+    SlotClaim,
+    check_session,
+    claim_slots,
+    release_slots,
+    use_driver_interpreter,
+)
 from tidegate.storage.store import local_path, open_store
 from tidegate.worker.settings import SlotSettings
 
@@ -136,11 +144,14 @@ class DataStreamWriter:
         facts = check_session(spark)
         query_options = read_options(own, _session_options(spark))
         location, is_passing = self._location(query_options, sink)
+        sink = _settled(sink, location)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
         self._refuse_taken(location, name)
         claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
         try:
-            return self._start(root, sink, query_options, spark, facts, claim, name=name, location=location, is_passing=is_passing)
+            return self._start(
+                root, sink, query_options, spark, facts, claim, name=name, location=location, is_passing=is_passing
+            )
         except BaseException:
             release_slots(claim)
             if is_passing:
@@ -267,6 +278,19 @@ class DataStreamWriter:
 
     def _refuse(self, method: str, instead: str) -> NoReturn:
         raise OptionError(f"{method} is not supported by this version of Tidegate: {instead}.")
+
+
+def _settled(sink: Sink, location: str) -> Sink:
+    """Options that must mean the same in every process: slots run in folders of their own."""
+    if sink.format != "parquet":
+        return sink
+    settled = dict(sink.options)
+    for name in [name for name in settled if name.lower() == "path"]:
+        path = local_path(settled[name])
+        settled[name] = settled[name] if path is None else str(path.absolute())
+    # Keeps this query's unfinished files apart from those of others that write to the same folder.
+    settled["checkpointLocation"] = location
+    return dataclasses.replace(sink, options=settled)
 
 
 def _session_options(spark: SparkSession) -> dict[str, str]:

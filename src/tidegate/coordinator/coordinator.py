@@ -26,6 +26,7 @@ from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.messages import (
     AbortCheckpoint,
     Acknowledge,
+    CheckpointDone,
     Decline,
     Deploy,
     Failed,
@@ -119,6 +120,7 @@ class Coordinator:
         self._were_slots_slow = False
         self._is_leaving = False
         self._restart_at_ms: float | None = None
+        self._is_restart_due = False
         self._leave_deadline_ms: float | None = None
         self._failure: TidegateError | None = None
         self._started_at_ms = self._clock.monotonic_ms()
@@ -154,7 +156,7 @@ class Coordinator:
         return self._view
 
     def failure(self) -> TidegateError | None:
-        return self._failure if self._finished.is_set() else None
+        return self._failure if self._finished.is_set() and self._state is JobState.FAILED else None
 
     def process_all_available(self) -> threading.Event:
         """Set once everything that is there now is processed and committed, or the job has ended."""
@@ -375,6 +377,8 @@ class Coordinator:
                 if self._checkpoints is not None:
                     self._details[checkpoint] = f"slot {slot}: {reason}"
                     self._perform(self._checkpoints.on_failed(checkpoint, FailureReason.DECLINED))
+            case Failed(is_final=True, message=text):
+                self._give_up(EnvironmentProblem(text))
             case Failed(is_user_code=is_user_code, message=text, traceback=traceback):
                 log.warning("Slot %d of query %r failed:\n%s", slot, self._spec.name, traceback)
                 self._fail(UserCodeFailure(text) if is_user_code else JobFailure(text))
@@ -448,6 +452,7 @@ class Coordinator:
             elif error is None and (done := self._underway.pop(checkpoint, None)) is not None:
                 now_ms = self._clock.monotonic_ms()
                 self._history.completed(done, path=paths[0], duration_ms=now_ms - done.triggered_at_ms)
+                self._roster.tell_all(CheckpointDone(generation, checkpoint))
                 self._perform(checkpoints.on_stored(checkpoint, now_ms))
 
         def committed(error: BaseException | None) -> None:
@@ -512,11 +517,12 @@ class Coordinator:
     def _restart(self) -> None:
         """Once the delay is over: in place if every process is alive, else when the old launch is gone."""
         if self._launched is not None and len(self._roster.members()) < self._plan.parallelism:
-            if self._leave_deadline_ms is None:
-                self._leave_deadline_ms = self._clock.monotonic_ms() + _LEAVE_TIMEOUT_MS
-            self._restart_at_ms = self._clock.monotonic_ms() + _LONGEST_WAIT_MS
+            self._restart_at_ms = None
+            self._is_restart_due = True
+            self._leave_deadline_ms = self._clock.monotonic_ms() + _LEAVE_TIMEOUT_MS
             return
         self._restart_at_ms = None
+        self._is_restart_due = False
         self._leave_deadline_ms = None
         self._move(JobEvent.GENERATION_STARTED)
         self._begin_generation()
@@ -566,8 +572,10 @@ class Coordinator:
         if self._is_leaving:
             return
         if self._state not in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING):
-            if self._restart_at_ms is not None and isinstance(exit, Cancelled):
+            if self._state is JobState.RESTARTING and isinstance(exit, Cancelled):
                 self._stop()
+            elif self._is_restart_due:
+                self._restart()
             return
         match exit:
             case Cancelled():

@@ -46,9 +46,7 @@ class _Member:
 class Roster:
     """Members belong to one launch; who introduces himself with another one is turned away."""
 
-    def __init__(
-        self, *, job: str, slots: int, secret: bytes, bind_host: str, clock: Clock, mailbox: Mailbox
-    ) -> None:
+    def __init__(self, *, job: str, slots: int, secret: bytes, bind_host: str, clock: Clock, mailbox: Mailbox) -> None:
         self._job = job
         self._clock = clock
         self._launch = 0
@@ -57,7 +55,9 @@ class Roster:
         self._selector.register(mailbox.fileno(), selectors.EVENT_READ, mailbox)
         self._listener = Listener(bind_host=bind_host)
         own = msgspec.msgpack.encode(job)
-        self._acceptors = [Acceptor(sock, secret, own, max_unauthenticated=64 + slots, clock=clock) for sock in self._listener.sockets]
+        self._acceptors = [
+            Acceptor(sock, secret, own, max_unauthenticated=64 + slots, clock=clock) for sock in self._listener.sockets
+        ]
         for acceptor in self._acceptors:
             acceptor.register(self._selector)
 

@@ -77,13 +77,20 @@ class AbortCheckpoint(_Message, frozen=True):
     checkpoint: CheckpointId
 
 
+class CheckpointDone(_Message, frozen=True):
+    """Its entry is in the job log: what the slot keeps in case it fails may go."""
+
+    generation: Generation
+    checkpoint: CheckpointId
+
+
 class Leave(_Message, frozen=True):
     """Close everything and return the slot to Spark."""
 
     reason: str
 
 
-ToSlot: TypeAlias = Deploy | Run | AssignSplits | TriggerCheckpoint | AbortCheckpoint | Leave
+ToSlot: TypeAlias = Deploy | Run | AssignSplits | TriggerCheckpoint | AbortCheckpoint | CheckpointDone | Leave
 
 
 # -- slot to coordinator
@@ -162,8 +169,11 @@ class InputEnded(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
+    """`is_final`: starting again cannot help, the user has to change something."""
+
     generation: Generation
     is_user_code: bool
+    is_final: bool
     message: str
     traceback: str
 

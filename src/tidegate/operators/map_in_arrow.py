@@ -129,7 +129,7 @@ class EpochCall:
 
 
 def fit_to_schema(result: Any, schema: pa.Schema, *, function_name: str) -> pa.RecordBatch:
-    """The result with its columns in the declared order: by name if all names are there, by position otherwise."""
+    """The result under the declared names. Columns count by position, whatever they are called, as in Spark."""
     if not isinstance(result, pa.RecordBatch):
         raise UserCodeFailure(
             f"mapInArrow function {function_name!r} gave a value of type {type(result).__name__}: "
@@ -142,11 +142,7 @@ def fit_to_schema(result: Any, schema: pa.Schema, *, function_name: str) -> pa.R
             f"mapInArrow function {function_name!r} gave {result.num_columns} columns "
             f"({', '.join(result.schema.names)}), its declared schema has {len(schema)} ({', '.join(schema.names)})."
         )
-    is_by_name = len(set(schema.names)) == len(schema) and set(result.schema.names) == set(schema.names)
-    columns = [
-        _fit_column(result.column(field.name if is_by_name else position), field, function_name)
-        for position, field in enumerate(schema)
-    ]
+    columns = [_fit_column(result.column(i), field, function_name) for i, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

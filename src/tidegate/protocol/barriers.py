@@ -91,7 +91,7 @@ class _Active:
 class _Channel:
     arrived: Sequence  # the next sequence number to arrive
     consumed: Sequence  # everything below is fully processed
-    newest_cut: CheckpointId = CheckpointId(0)
+    newest_cut: CheckpointId
 
 
 class GateBarriers:
@@ -103,7 +103,9 @@ class GateBarriers:
     ) -> None:
         """`channels`: each with the next sequence number to arrive and the next one to consume."""
         self._switch_after_ms = switch_after_ms
-        self._channels = {channel: _Channel(arrived, consumed) for channel, arrived, consumed in channels}
+        self._channels = {
+            channel: _Channel(arrived, consumed, CheckpointId(0)) for channel, arrived, consumed in channels
+        }
         self._active: dict[CheckpointId, _Active] = {}
         self._newest_seen = CheckpointId(0)
         self._aborted_ahead: set[CheckpointId] = set()

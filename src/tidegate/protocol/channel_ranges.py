@@ -30,7 +30,8 @@ def find_gap(receivers: Iterable[ReceiverRange], senders: Iterable[SenderRange])
     sent = {s.channel: s for s in senders}
     for channel, sender in sent.items():
         if sender.held_from < sender.before and channel not in received:
-            return f"Channel {channel}: the sender stored [{sender.held_from}, {sender.before}), the receiver knows no cut."
+            stored = f"[{sender.held_from}, {sender.before})"
+            return f"Channel {channel}: the sender stored {stored}, the receiver knows of no cut."
     for channel, receiver in received.items():
         if receiver.first > receiver.held_from:
             return f"Channel {channel}: element {receiver.held_from} is stored by the sender but was processed already."

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan
-from tidegate.plan.expressions import Column, Expression
+from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import Filter, MapInArrow, Node, Project, TransformWithState
 from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_expressions import Scope, read_expression
@@ -159,9 +159,11 @@ def _read_map_in_arrow(tree: PlanTree) -> Read:
 
 
 def _read_aggregate(tree: PlanTree) -> Read:
+    keys = tree.expressions("groupingExpressions")
+    if not keys:
+        raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
     child = _read(tree.children[0])
     outputs = tree.expressions("aggregateExpressions")
-    keys = tree.expressions("groupingExpressions")
     read = read_aggregate(child.node, child.scope(), keys=keys, outputs=outputs)
     return Read(read(_named_schema(outputs, read.results)), _ids(outputs))
 
@@ -173,11 +175,10 @@ def _read_transform_with_state(tree: PlanTree) -> Read:
     key_count = tree.fields["groupingAttributesLen"]
     if key_count == 0:
         raise UnsupportedPlan("Tidegate does not run Spark's TransformWithStateInPySpark without keys: use groupBy.")
-    _check_state_keys(child.node.schema, key_count)
-    command = _command(tree)
+    _check_state_keys(child, key_count)
     attributes = tree.expressions("outputAttrs")
-    check_processor(command)
-    node = TransformWithState(_rows_as_spark_shows(child, key_count), key_count, command, _attribute_schema(attributes))
+    node = TransformWithState(child.node, key_count, _command(tree), _attribute_schema(attributes))
+    check_processor(node.processor)
     return Read(node, _ids(attributes))
 
 
@@ -191,25 +192,20 @@ def _check_transform_with_state(tree: PlanTree, function: ExpressionTree) -> Non
         raise UnsupportedPlan('Tidegate does not run transformWithState with timers: use timeMode "None".')
 
 
-def _check_state_keys(schema: pa.Schema, key_count: int) -> None:
-    for key in list(schema)[:key_count]:
+def _check_state_keys(child: Read, key_count: int) -> None:
+    """Spark delivers [key columns..., all columns...]; each key is one of the columns the user's Row shows."""
+    data = child.ids[key_count:]
+    for key, key_id in zip(child.node.schema, child.ids[:key_count], strict=False):
+        if key_id not in data:
+            raise UnsupportedPlan(
+                f"Tidegate does not run transformWithState grouped by {key.name!r}, which is no column of its input: "
+                f"add it with withColumn before groupBy."
+            )
         if pa.types.is_floating(key.type):
             raise UnsupportedPlan(
                 f"Tidegate does not run transformWithState grouped by {key.name!r}, a floating point number: "
                 f"cast it to a long, a decimal or a string."
             )
-
-
-def _rows_as_spark_shows(child: Read, key_count: int) -> Node:
-    """[keys..., the columns of the user's Row...]: Spark's Row also starts with the keys that are no data column."""
-    keys, data = child.ids[:key_count], child.ids[key_count:]
-    extra = [index for index, key in enumerate(keys) if key not in data]
-    if not extra:
-        return child.node
-    positions = [*range(key_count), *extra, *range(key_count, len(child.ids))]
-    fields = [child.node.schema.field(position) for position in positions]
-    columns = tuple(Column(at, field.name, field.type) for at, field in zip(positions, fields, strict=True))
-    return Project(child.node, columns, pa.schema(fields))
 
 
 def _command(tree: PlanTree) -> bytes:

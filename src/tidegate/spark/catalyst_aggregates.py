@@ -27,8 +27,6 @@ class ReadAggregate:
 def read_aggregate(
     child: Node, scope: Scope, *, keys: list[ExpressionTree], outputs: list[ExpressionTree]
 ) -> ReadAggregate:
-    if not keys:
-        raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
     key_expressions = tuple(_read_key(key, scope) for key in keys)
     results = _Results(scope, {canonical(key): index for index, key in enumerate(keys)}, key_expressions)
     read = tuple(read_expression(output, results.empty_scope, results.substitute) for output in outputs)
@@ -61,6 +59,8 @@ class _Results:
     def substitute(self, tree: ExpressionTree) -> Expression | None:
         if tree.name == "AggregateExpression":
             return self._call(tree)
+        if tree.name == "MakeDecimal":  # Catalyst's way to sum small decimals as longs.
+            raise _refused_sum(tree)
         position = self.key_positions.get(canonical(tree)) if tree.name != "Literal" else None
         if position is None:
             return None
@@ -110,9 +110,11 @@ def _sum(function: ExpressionTree, scope: Scope) -> AggregateCall:
     elif pa.types.is_floating(argument.type):
         type_ = pa.float64()
     else:
-        raise UnsupportedPlan(
-            f"Tidegate does not run `{function.sql()}` on {argument.type}: cast its argument to long or double."
-        )
+        raise _refused_sum(function)
     if argument.type != type_:
         argument = Cast(argument, type_, ansi=False, zone="UTC")
     return AggregateCall(AggregateFunction.SUM, (argument,), type_, evaluation_is_ansi(function))
+
+
+def _refused_sum(tree: ExpressionTree) -> UnsupportedPlan:
+    return UnsupportedPlan(f"Tidegate does not run `{tree.sql()}` on decimals: cast its argument to long or double.")

@@ -44,9 +44,7 @@ class SparkLauncher:
         self._spark = spark.newSession()
         self._query_name = query_name
 
-    def launch(
-        self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]
-    ) -> "SparkLaunch":
+    def launch(self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]) -> "SparkLaunch":
         return SparkLaunch(self._spark, order, slots=slots, query_name=self._query_name, on_exit=on_exit)
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from tidegate.model.errors import UnsupportedPlan, UserError
+from tidegate.model.errors import EnvironmentProblem, UnsupportedPlan, UserError
 from tidegate.operators.contract import UserProcessor, ValueStateHandle
 
 OpenValueState = Callable[[str, tuple[str, ...]], ValueStateHandle]
@@ -168,7 +168,13 @@ class _CheckingHandle(StateHandle):
 
 
 def _function(command: bytes) -> Any:
-    function, _return_type = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
+    try:
+        function, _return_type = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
+    except ModuleNotFoundError as missing:
+        raise EnvironmentProblem(
+            f"A function of the query needs the module {missing.name!r}, which the workers cannot import: "
+            f"ship it with spark.sparkContext.addPyFile(...) or install it on the executors."
+        ) from missing
     return function
 
 

@@ -30,7 +30,7 @@ class RemoteLink:
 
 @dataclass(slots=True)
 class LocalLink:
-    """Elements go by reference. Messages wait for the loop: a barrier must not be handled inside another task's step."""
+    """Elements go by reference. Messages wait for the loop: a barrier is not handled inside another task's step."""
 
     deliver: Callable[[int, Arrived], None]
     messages: deque[PeerMessage] = field(default_factory=deque)

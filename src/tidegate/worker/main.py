@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tidegate.model.clock import SystemClock
-from tidegate.model.errors import SlotLost, UserCodeFailure
+from tidegate.model.errors import SlotLost, TidegateError, UserCodeFailure, UserError
 from tidegate.model.ids import Generation, SlotIndex
 from tidegate.network.address import Listener
 from tidegate.network.connection import ConnectionLost, ControlConnection
@@ -19,6 +19,7 @@ from tidegate.network.mesh import Mesh
 from tidegate.network.messages import (
     AbortCheckpoint,
     AssignSplits,
+    CheckpointDone,
     Deploy,
     Failed,
     FromSlot,
@@ -155,6 +156,8 @@ class _Slot:
                     self._run.on_trigger(message)
                 case AbortCheckpoint():
                     self._run.on_abort(message)
+                case CheckpointDone():
+                    self._run.on_done(message)
         except Exception as error:
             self._report_failure(error)
 
@@ -194,7 +197,8 @@ class _Slot:
             Failed(
                 generation,
                 is_user_code=isinstance(error, UserCodeFailure),
-                message=f"{type(error).__name__}: {error}",
+                is_final=isinstance(error, UserError),
+                message=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
                 traceback=traceback.format_exc(),
             )
         )

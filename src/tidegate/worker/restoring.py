@@ -1,4 +1,4 @@
-"""Reads a checkpoint back: state for the operators, positions for the sources, captured rows for the receiving gates."""
+"""Reads a checkpoint back: state for operators, positions for sources, captured rows for the receiving gates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,14 @@ import pyarrow as pa
 
 from tidegate.model.elements import EndOfInput, NumberedElement
 from tidegate.model.errors import Damaged
-from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, SlotIndex, TaskId
 from tidegate.plan.physical import JobPlan
 from tidegate.state.contract import RestoredSection
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, decode_manifest
 from tidegate.storage.state_file import FileSum, StateFile, check_sum
 from tidegate.storage.store import Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_elements, parse_section_name
+from tidegate.worker.snapshotting import PART_MARK
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
 
 NEW_CHANNEL = RecoveredChannel((), Sequence(0))
@@ -40,7 +41,7 @@ def restore_slot(store: Store, manifest_path: str, plan: JobPlan, slot: SlotInde
     sections: dict[tuple[TaskId, int], list[RestoredSection]] = {}
     for stored in own.sections(kind="state"):
         key = stored.key
-        restored = RestoredSection(key.name, key.key_groups, stored.data)
+        restored = RestoredSection(key.name.rpartition(PART_MARK)[0], key.key_groups, stored.data)
         sections.setdefault((key.task, key.operator), []).append(restored)
     source_states = {stored.key.task: bytes(stored.data) for stored in own.sections(kind="source")}
     incoming = [r for r in manifest.channels if r.channel.receiver == slot]
@@ -87,7 +88,7 @@ def _captured_elements(
 
 
 def _elements_of(
-    file: StateFile, side: str, wanted: set[ChannelId], schemas: Mapping[int, pa.Schema]
+    file: StateFile, side: str, wanted: set[ChannelId], schemas: Mapping[EdgeId, pa.Schema]
 ) -> dict[ChannelId, list[tuple[Sequence, NumberedElement]]]:
     found: dict[ChannelId, list[tuple[Sequence, NumberedElement]]] = {}
     for stored in file.sections(kind="channel"):

@@ -1,12 +1,12 @@
-"""A slot's part of each checkpoint: gathers its tasks' snapshots, encodes between steps, uploads behind, acknowledges."""
+"""A slot's part of each checkpoint: gathers snapshots, encodes between steps, uploads behind, acknowledges."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tidegate.connectors.contract import Prepared
 from tidegate.model.clock import Clock
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex, TaskId
 from tidegate.network.messages import Acknowledge, ChannelCapture, Decline, TaskPart
-from tidegate.state.contract import Section
 from tidegate.storage import layout
 from tidegate.storage.state_file import FileSum, SectionKey, StateFileWriter, sum_of
 from tidegate.storage.store import Store
@@ -58,12 +58,16 @@ class SlotSnapshots:
         self._clock = clock
         self._send = send
         self._assemblies: dict[CheckpointId, _Assembly] = {}
-        # Captures may close before the snapshot of another task of the slot has begun.
         self._aborted: set[CheckpointId] = set()
+        # What sinks prepared for checkpoints that are not known to be complete. Each later checkpoint carries it too:
+        # if an earlier one fails, its rows are still committed, and committing them twice changes nothing.
+        self._unsettled: dict[TaskId, dict[CheckpointId, Prepared]] = {}
 
     # -- events
 
     def on_snapshot(self, snapshot: TaskSnapshot) -> None:
+        if snapshot.prepared is not None:
+            self._unsettled.setdefault(snapshot.task, {})[snapshot.checkpoint] = snapshot.prepared
         if snapshot.checkpoint in self._aborted:
             return
         assembly = self._assemblies.setdefault(snapshot.checkpoint, _Assembly())
@@ -83,6 +87,10 @@ class SlotSnapshots:
         self._assemblies.pop(checkpoint, None)
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint - _REMEMBERED_ABORTS}
         self._aborted.add(checkpoint)
+
+    def on_done(self, checkpoint: CheckpointId) -> None:
+        for task, prepared in self._unsettled.items():
+            self._unsettled[task] = {later: p for later, p in prepared.items() if later > checkpoint}
 
     # -- questions and work
 
@@ -119,11 +127,12 @@ class SlotSnapshots:
         path = layout.state_file(layout.CheckpointFolder(checkpoint, self._generation), self._slot)
         started_ms = self._clock.monotonic_ms()
         sums: list[FileSum] = []
+        to_commit = {task: self._to_commit(task, checkpoint) for task in assembly.parts}
 
         def work() -> None:
-            for part in assembly.parts.values():
-                if part.snapshot.prepared is not None:
-                    part.snapshot.prepared.make_durable()
+            for prepared in to_commit.values():
+                for epoch in prepared:
+                    epoch.make_durable()
             pieces = assembly.writer.finish()
             sums.append(sum_of(pieces))
             self._store.put(path, pieces)
@@ -135,14 +144,25 @@ class SlotSnapshots:
                 self._send(Decline(self._generation, checkpoint, f"{type(error).__name__}: {error}"))
                 return
             async_ms = self._clock.monotonic_ms() - started_ms
-            self._send(self._acknowledgement(checkpoint, assembly, path, sums[0], async_ms))
+            self._send(self._acknowledgement(checkpoint, assembly, to_commit, path, sums[0], async_ms))
 
         self._background.submit(work, then)
 
+    def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
+        return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]
+
     def _acknowledgement(
-        self, checkpoint: CheckpointId, assembly: _Assembly, path: str, file: FileSum, async_ms: float
+        self,
+        checkpoint: CheckpointId,
+        assembly: _Assembly,
+        to_commit: dict[TaskId, list[Prepared]],
+        path: str,
+        file: FileSum,
+        async_ms: float,
     ) -> Acknowledge:
-        parts, received, held = [], [], []
+        parts: list[TaskPart] = []
+        received: list[ChannelCapture] = []
+        held: list[ChannelCapture] = []
         for task, part in assembly.parts.items():
             snapshot = part.snapshot
             parts.append(
@@ -155,14 +175,13 @@ class SlotSnapshots:
                     async_ms=async_ms,
                     state_bytes=snapshot.state_bytes,
                     inflight_bytes=assembly.inflight_bytes.get(task, 0),
-                    committables=[] if snapshot.prepared is None else list(snapshot.prepared.committables),
+                    committables=[committable for p in to_commit[task] for committable in p.committables],
                 )
             )
             for capture in part.received or ():
                 r = capture.range
                 received.append(ChannelCapture(r.channel, r.held_from, r.before, first=r.first, row=r.row))
-            for kept in part.held or ():
-                held.append(ChannelCapture(kept.channel, kept.cut.held_from, kept.cut.before))
+            held += [ChannelCapture(k.channel, k.cut.held_from, k.cut.before) for k in part.held or ()]
         return Acknowledge(
             generation=self._generation,
             checkpoint=checkpoint,
@@ -175,6 +194,7 @@ class SlotSnapshots:
         )
 
 
+PART_MARK = "#"
 _DONE = object()
 # A late snapshot of an aborted checkpoint is recognised as long as its id is within this many of the newest abort.
 _REMEMBERED_ABORTS = 1000
@@ -186,8 +206,11 @@ def _encode(assembly: _Assembly) -> Iterator[None]:
         snapshot = part.snapshot
         if snapshot.source_state is not None:
             assembly.writer.add(SectionKey(task, -1, "source", "reader"), snapshot.source_state)
-        for operator, section in snapshot.sections:
-            assembly.writer.add(_state_key(task, operator, section), section.encode())
+        for number, (operator, section) in enumerate(snapshot.sections):
+            # Numbered: an operator may give its state in several sections of one name.
+            name = f"{section.name}{PART_MARK}{number}"
+            key = SectionKey(task, operator, "state", name, section.key_groups)
+            assembly.writer.add(key, section.encode())
             yield
         captured = [(RECEIVED, c.range.channel, list(c.elements)) for c in part.received or ()]
         captured += [(HELD, c.channel, [(s.sequence, s.element) for s in c.elements]) for c in part.held or ()]
@@ -196,7 +219,3 @@ def _encode(assembly: _Assembly) -> Iterator[None]:
             assembly.inflight_bytes[task] = assembly.inflight_bytes.get(task, 0) + len(data)
             assembly.writer.add(SectionKey(task, -1, "channel", section_name(side, channel)), data)
             yield
-
-
-def _state_key(task: TaskId, operator: int, section: Section) -> SectionKey:
-    return SectionKey(task, operator, "state", section.name, section.key_groups)

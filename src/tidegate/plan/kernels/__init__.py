@@ -13,6 +13,7 @@ from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
 from tidegate.plan.kernels import arithmetic, comparison, logic, strings
 from tidegate.plan.kernels.casts import build_cast
+from tidegate.plan.kernels.constants import constant
 from tidegate.plan.kernels.values import Kernel, as_array
 
 __all__ = ["check_supported", "compile_expression", "compile_filter", "compile_projection", "supported_functions"]
@@ -81,8 +82,8 @@ def _compile(expression: Expression) -> Kernel:
         case Column(index=index, type=type_):
             return Kernel(lambda rows: rows.column(index), type_, raises=False)
         case Literal(value=value, type=type_):
-            constant = pa.scalar(value, type_)
-            return Kernel(lambda _rows: constant, type_, raises=False, constant=constant)
+            scalar = constant(value, type_)
+            return Kernel(lambda _rows: scalar, type_, raises=False, constant=scalar)
         case Cast(child=child):
             return build_cast(expression, _compile(child))
         case Call(function=function, arguments=arguments):

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Call
+from tidegate.plan.kernels.constants import constant
 from tidegate.plan.kernels.values import (
     Kernel,
     Value,
@@ -56,16 +57,16 @@ def build_division(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     if call.function == "Divide" and not pa.types.is_floating(call.type):
         raise unsupported(call.function, *(argument.type for argument in arguments))
     dividend, divisor = arguments
-    zero = pa.scalar(0, divisor.type)
-    null = pa.scalar(None, divisor.type)
+    zero = constant(0, divisor.type)
+    null = constant(None, divisor.type)
     apply = _DIVISIONS[call.function, pa.types.is_floating(call.type)]
-    constant = divisor.constant is not None and divisor.constant.is_valid and divisor.constant.as_py() != 0
+    never_zero = divisor.constant is not None and divisor.constant.is_valid and divisor.constant.as_py() != 0
     error = "REMAINDER_BY_ZERO" if call.function in ("Remainder", "Pmod") else "DIVIDE_BY_ZERO"
     overflows = call.ansi and call.function == "IntegralDivide"
 
     def run(rows: pa.RecordBatch) -> Value:
         right = divisor.run(rows)
-        if constant:
+        if never_zero:
             left = dividend.run(rows)
         elif call.ansi:
             left = run_if_valid(dividend, rows, right)
@@ -81,7 +82,7 @@ def build_division(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
             _check_integral_overflow(left, right, call)
         return apply(left, right, rows.num_rows)
 
-    raises = dividend.raises or divisor.raises or (call.ansi and not constant) or _may_overflow(overflows, divisor)
+    raises = dividend.raises or divisor.raises or (call.ansi and not never_zero) or _may_overflow(overflows, divisor)
     return Kernel(run, call.type, raises=raises)
 
 
@@ -112,7 +113,7 @@ def build_extreme(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 def normalized(kernel: Kernel) -> Kernel:
     """-0.0 becomes 0.0 and every NaN the same NaN, so that equal floats have equal bytes."""
-    zero, nan = pa.scalar(0.0, kernel.type), pa.scalar(float("nan"), kernel.type)
+    zero, nan = constant(0.0, kernel.type), constant(float("nan"), kernel.type)
 
     def run(rows: pa.RecordBatch) -> Value:
         values = kernel.run(rows)
@@ -158,14 +159,14 @@ def _may_overflow(checked: bool, divisor: Kernel) -> bool:
 
 
 def _check_integral_overflow(left: Value, right: Value, call: Call) -> None:
-    lowest = pa.scalar(-(2**63), pa.int64())
-    if any_true(pc.and_(pc.equal(right, pa.scalar(-1, pa.int64())), pc.equal(left, lowest))):
+    lowest = constant(-(2**63), pa.int64())
+    if any_true(pc.and_(pc.equal(right, constant(-1, pa.int64())), pc.equal(left, lowest))):
         raise UserCodeFailure(_sentence("ARITHMETIC_OVERFLOW", "overflow", call))
 
 
 def _divide_integers(left: Value, right: Value, _length: int) -> Value:
     # Arrow gives 0 for the lowest value divided by -1; Java wraps around, as negation does.
-    minus_one = pa.scalar(-1, pa.int64())
+    minus_one = constant(-1, pa.int64())
     if isinstance(right, pa.Scalar) and right.as_py() != -1:
         return pc.divide(left, right)
     return pc.if_else(pc.equal(right, minus_one), pc.negate(left), pc.divide(left, right))
@@ -174,7 +175,7 @@ def _divide_integers(left: Value, right: Value, _length: int) -> Value:
 def _remainder_integers(left: Value, right: Value, _length: int) -> Value:
     # Truncating division as in Java; x - (x / -1) * -1 is 0 even where Arrow's quotient of the lowest value is not.
     if not isinstance(right, pa.Scalar) or right.as_py() == -1:
-        right = pc.if_else(pc.equal(right, pa.scalar(-1, right.type)), pa.scalar(1, right.type), right)
+        right = pc.if_else(pc.equal(right, constant(-1, right.type)), constant(1, right.type), right)
     return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
 
 
@@ -184,7 +185,7 @@ def _pmod_integers(left: Value, right: Value, length: int) -> Value:
         return pc.cast(wide, left.type)
     remainder = _remainder_integers(left, right, length)
     shifted = _remainder_integers(pc.add(remainder, right), right, length)
-    return pc.if_else(pc.less(remainder, pa.scalar(0, remainder.type)), shifted, remainder)
+    return pc.if_else(pc.less(remainder, constant(0, remainder.type)), shifted, remainder)
 
 
 def _divide_floats(left: Value, right: Value, _length: int) -> Value:
@@ -201,7 +202,7 @@ def _remainder_floats(left: Value, right: Value, length: int) -> Value:
 def _pmod_floats(left: Value, right: Value, length: int) -> Value:
     remainder = _remainder_floats(left, right, length)
     shifted = _remainder_floats(pc.add(remainder, right), right, length)
-    return pc.if_else(pc.less(remainder, pa.scalar(0, remainder.type)), shifted, remainder)
+    return pc.if_else(pc.less(remainder, constant(0, remainder.type)), shifted, remainder)
 
 
 def _either(first: pa.Array, second: pa.Array) -> pa.Array:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Cast
+from tidegate.plan.kernels.constants import constant, constants
 from tidegate.plan.kernels.values import Kernel, Value, any_true, array_of, as_array, numpy_of, unsupported
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -24,8 +25,9 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 _TIMESTAMP_NTZ = pa.timestamp("us")
 # What UTF8String.trimAll removes: Java's whitespace and ISO control characters of one byte.
 _BLANKS = "".join(map(chr, range(33))) + "\x7f"
-_TRUE_WORDS = pa.array(["t", "true", "y", "yes", "1"])
-_FALSE_WORDS = pa.array(["f", "false", "n", "no", "0"])
+_TRUE_WORDS = constants(["t", "true", "y", "yes", "1"], pa.string())
+_FALSE_WORDS = constants(["f", "false", "n", "no", "0"], pa.string())
+_MOST_DIGITS = constant(30, pa.int32())
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 
 
@@ -65,7 +67,8 @@ def _from_integer(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
     if pa.types.is_floating(target):
         return lambda values: pc.cast(values, target, safe=False), False
     if pa.types.is_boolean(target):
-        return lambda values: pc.not_equal(values, pa.scalar(0, source)), False
+        zero = constant(0, source)
+        return lambda values: pc.not_equal(values, zero), False
     if target == pa.string():
         return lambda values: pc.cast(values, target), False
     if target == _TIMESTAMP:
@@ -95,7 +98,8 @@ def _from_float(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
     if pa.types.is_floating(target):
         return lambda values: pc.cast(values, target, safe=False), False
     if pa.types.is_boolean(target):
-        return lambda values: pc.not_equal(values, pa.scalar(0.0, source)), False
+        zero = constant(0.0, source)
+        return lambda values: pc.not_equal(values, zero), False
     if pa.types.is_integer(target):
         if cast.ansi:
             return _float_to_integer_checked(cast, source), True
@@ -155,8 +159,8 @@ def _from_string(cast: Cast) -> tuple[Convert, bool]:
 def _string_to_integer(cast: Cast) -> Convert:
     # Legacy casts cut off a fraction, and take a lone point for 0.
     pattern = r"^[+-]?[0-9]+$" if cast.ansi else r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]*)$"
-    limit = pa.scalar(2 ** (cast.type.bit_width - 1) - 1, pa.decimal128(38, 0))
-    lowest = pa.scalar(-(2 ** (cast.type.bit_width - 1)), pa.decimal128(38, 0))
+    limit = constant(2 ** (cast.type.bit_width - 1) - 1, pa.decimal128(38, 0))
+    lowest = constant(-(2 ** (cast.type.bit_width - 1)), pa.decimal128(38, 0))
 
     def convert(values: pa.Array) -> pa.Array:
         text = pc.ascii_trim(values, characters=_BLANKS)
@@ -165,7 +169,7 @@ def _string_to_integer(cast: Cast) -> Convert:
             text = pc.replace_substring_regex(text, pattern=r"\.[0-9]*$", replacement="")
         text = pc.replace_substring_regex(text, pattern=r"^(-?)\+?0*([0-9]*)$", replacement=r"\10\2")
         # More than 38 digits would not fit the decimal in between; they fit no integer either.
-        text = _where(pc.less_equal(pc.binary_length(text), 30), text)
+        text = _where(pc.less_equal(pc.binary_length(text), _MOST_DIGITS), text)
         numbers = pc.cast(text, pa.decimal128(38, 0))
         fits = pc.and_(pc.less_equal(numbers, limit), pc.greater_equal(numbers, lowest))
         return _checked_input(pc.cast(_where(fits, numbers), cast.type), values, cast)
@@ -191,7 +195,7 @@ def _checked_input(result: pa.Array, values: pa.Array, cast: Cast) -> pa.Array:
 
 
 def _where(mask: pa.Array, values: pa.Array) -> pa.Array:
-    return pc.if_else(mask, values, pa.scalar(None, values.type))
+    return pc.if_else(mask, values, constant(None, values.type))
 
 
 def _from_time(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
@@ -232,8 +236,8 @@ def _timestamp_to_date(values: pa.Array) -> pa.Array:
 
 def _date_to_timestamp(values: pa.Array, cast: Cast) -> pa.Array:
     days = numpy_of(values).astype(np.int64)
-    furthest = np.iinfo(np.int64).max // _MICROS_PER_DAY
-    if any_true(pc.greater(pc.abs_checked(pc.cast(values.view(pa.int32()), pa.int64())), furthest)):
+    furthest = constant(np.iinfo(np.int64).max // _MICROS_PER_DAY, pa.int64())
+    if any_true(pc.greater(pc.abs(pc.cast(values.view(pa.int32()), pa.int64())), furthest)):
         raise UserCodeFailure(_sentence("CAST_OVERFLOW", cast, pa.date32()))
     return array_of(days * _MICROS_PER_DAY, cast.type, nulls_of=values)
 

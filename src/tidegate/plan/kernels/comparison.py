@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.plan.expressions import Call
+from tidegate.plan.kernels.constants import FALSE
 from tidegate.plan.kernels.values import Kernel, Value, run_if_valid, unsupported
 
 Compare = Callable[[Value, Value], Value]
@@ -29,7 +30,7 @@ def build_null_safe_equal(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     def run(rows: pa.RecordBatch) -> Value:
         first, second = left.run(rows), right.run(rows)
         both_null = pc.and_(pc.is_null(first), pc.is_null(second))
-        return pc.or_(pc.fill_null(equal(first, second), False), both_null)
+        return pc.or_(pc.fill_null(equal(first, second), FALSE), both_null)
 
     return Kernel(run, pa.bool_(), raises=left.raises or right.raises)
 

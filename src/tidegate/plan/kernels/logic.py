@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from tidegate.plan.expressions import Call
 from tidegate.plan.kernels.comparison import equality
+from tidegate.plan.kernels.constants import FALSE, TRUE, UNKNOWN, constant
 from tidegate.plan.kernels.values import Kernel, Value, as_array, run_if_valid, run_where, unsupported
 
 
@@ -17,7 +18,7 @@ def build_and(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     def run(rows: pa.RecordBatch) -> Value:
         first = left.run(rows)
         if right.raises:
-            undecided = as_array(pc.fill_null(first, True), rows.num_rows)
+            undecided = as_array(pc.fill_null(first, TRUE), rows.num_rows)
             return pc.and_kleene(first, run_where(right, rows, undecided))
         return pc.and_kleene(first, right.run(rows))
 
@@ -31,7 +32,7 @@ def build_or(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     def run(rows: pa.RecordBatch) -> Value:
         first = left.run(rows)
         if right.raises:
-            undecided = as_array(pc.invert(pc.fill_null(first, False)), rows.num_rows)
+            undecided = as_array(pc.invert(pc.fill_null(first, FALSE)), rows.num_rows)
             return pc.or_kleene(first, run_where(right, rows, undecided))
         return pc.or_kleene(first, right.run(rows))
 
@@ -58,7 +59,7 @@ def build_is_nan(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     (child,) = arguments
     if not pa.types.is_floating(child.type):
         raise unsupported(call.function, child.type)
-    return Kernel(lambda rows: pc.fill_null(pc.is_nan(child.run(rows)), False), pa.bool_(), raises=child.raises)
+    return Kernel(lambda rows: pc.fill_null(pc.is_nan(child.run(rows)), FALSE), pa.bool_(), raises=child.raises)
 
 
 def build_if(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
@@ -124,12 +125,12 @@ def build_at_least_n_non_nulls(call: Call, arguments: tuple[Kernel, ...]) -> Ker
         raise unsupported(f"{call.function} with arguments that may raise", *(child.type for child in children))
 
     def run(rows: pa.RecordBatch) -> Value:
-        found: Value = pa.scalar(0, pa.int32())
+        found: Value = constant(0, pa.int32())
         for child in children:
             values = child.run(rows)
             present = pc.is_valid(values)
             if pa.types.is_floating(child.type):
-                present = pc.and_not(present, pc.fill_null(pc.is_nan(values), False))
+                present = pc.and_not(present, pc.fill_null(pc.is_nan(values), FALSE))
             found = pc.add(found, pc.cast(present, pa.int32()))
         return pc.greater_equal(found, least.constant)
 
@@ -154,7 +155,7 @@ def _choose(call: Call, predicate: Kernel, then: Kernel, otherwise: Kernel) -> K
     _require_same_type(call, (then, otherwise))
 
     def run(rows: pa.RecordBatch) -> Value:
-        mask = as_array(pc.fill_null(predicate.run(rows), False), rows.num_rows)
+        mask = as_array(pc.fill_null(predicate.run(rows), FALSE), rows.num_rows)
         chosen = run_where(then, rows, mask) if then.raises else then.run(rows)
         other = run_where(otherwise, rows, pc.invert(mask)) if otherwise.raises else otherwise.run(rows)
         return pc.if_else(mask, chosen, other)
@@ -170,10 +171,11 @@ def _equals(equal: Callable[[Value, Value], Value], value: Kernel, element: Kern
     return Kernel(run, pa.bool_(), raises=value.raises or element.raises)
 
 
-def _in_constants(value: Kernel, constants: list[pa.Scalar]) -> Kernel:
-    known = pa.array([constant for constant in constants if constant.is_valid], value.type)
+def _in_constants(value: Kernel, elements: list[pa.Scalar]) -> Kernel:
+    valid = [element for element in elements if element.is_valid]
+    known = pa.concat_arrays([pa.repeat(element, 1) for element in valid]) if valid else pa.nulls(0, value.type)
     # A null among the elements makes "not found" unknown.
-    absent = pa.scalar(False if len(known) == len(constants) else None, pa.bool_())
+    absent = FALSE if len(valid) == len(elements) else UNKNOWN
 
     def run(rows: pa.RecordBatch) -> Value:
         values = as_array(value.run(rows), rows.num_rows)
@@ -181,13 +183,13 @@ def _in_constants(value: Kernel, constants: list[pa.Scalar]) -> Kernel:
         if absent.is_valid and values.null_count == 0:
             return found
         answer = pc.if_else(found, found, absent)
-        return pc.if_else(values.is_valid(), answer, pa.scalar(None, pa.bool_()))
+        return pc.if_else(values.is_valid(), answer, UNKNOWN)
 
     return Kernel(run, pa.bool_(), raises=value.raises)
 
 
 def _null(type_: pa.DataType) -> Kernel:
-    null = pa.scalar(None, type_)
+    null = constant(None, type_)
     return Kernel(lambda _rows: null, type_, raises=False, constant=null)
 
 

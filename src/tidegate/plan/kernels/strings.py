@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.plan.expressions import Call
+from tidegate.plan.kernels.constants import constant
 from tidegate.plan.kernels.values import Kernel, Value, unsupported
 
 
@@ -16,7 +17,7 @@ def build_concat(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     # Spark evaluates parts only up to the first null: parts that may raise are not surely equal.
     if any(argument.raises for argument in arguments[1:]):
         raise unsupported(f"{call.function} with parts that may raise", call.type)
-    empty = pa.scalar("", pa.string())
+    empty = constant("", pa.string())
 
     def run(rows: pa.RecordBatch) -> Value:
         return pc.binary_join_element_wise(*(argument.run(rows) for argument in arguments), empty)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import UnsupportedPlan
+from tidegate.plan.kernels.constants import constant
 
 Value: TypeAlias = pa.Array | pa.Scalar
 
@@ -47,7 +48,7 @@ def run_where(kernel: Kernel, rows: pa.RecordBatch, mask: pa.Array) -> Value:
     if taken == rows.num_rows:
         return kernel.run(rows)
     if taken == 0:
-        return pa.scalar(None, kernel.type)
+        return constant(None, kernel.type)
     part = as_array(kernel.run(rows.filter(mask)), taken)
     return pc.replace_with_mask(pa.nulls(rows.num_rows, kernel.type), mask, part)
 
@@ -57,7 +58,7 @@ def run_if_valid(kernel: Kernel, rows: pa.RecordBatch, decided_by: Value) -> Val
     if not kernel.raises:
         return kernel.run(rows)
     if isinstance(decided_by, pa.Scalar):
-        return kernel.run(rows) if decided_by.is_valid else pa.scalar(None, kernel.type)
+        return kernel.run(rows) if decided_by.is_valid else constant(None, kernel.type)
     if decided_by.null_count == 0:
         return kernel.run(rows)
     return run_where(kernel, rows, decided_by.is_valid())
@@ -81,7 +82,7 @@ def array_of(values: npt.NDArray[np.generic], type_: pa.DataType, *, nulls_of: p
     array = pa.Array.from_buffers(type_, len(packed), [None, pa.py_buffer(packed)])
     if nulls_of.null_count == 0:
         return array
-    return pc.if_else(nulls_of.is_valid(), array, pa.scalar(None, type_))
+    return pc.if_else(nulls_of.is_valid(), array, constant(None, type_))
 
 
 _DTYPES: dict[tuple[int, bool], type[np.generic]] = {

@@ -1,0 +1,209 @@
+"""The tasks of one slot in one generation: what they are told, what they leave behind, their snapshots.
+
+Knows links but no connection, and never waits: `slot` drives it over sockets, the simulation over lanes of its own.
+"""
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from tidegate.model.clock import Clock
+from tidegate.model.ids import Generation, SlotIndex
+from tidegate.network.frames import DataFrame
+from tidegate.network.messages import (
+    AbortCheckpoint,
+    AssignSplits,
+    BarrierSent,
+    CheckpointDone,
+    CutSent,
+    FromSlot,
+    Granted,
+    InputEnded,
+    PeerMessage,
+    Progress,
+    TaskProgress,
+    TriggerCheckpoint,
+)
+from tidegate.operators.contract import UserCode
+from tidegate.protocol.barriers import Cut
+from tidegate.storage.store import Store
+from tidegate.worker.build import TaskBuilder, channel_table
+from tidegate.worker.captured import from_frame
+from tidegate.worker.gate import Arrived
+from tidegate.worker.mailbox import Background
+from tidegate.worker.output import Link, OutputChannel
+from tidegate.worker.restoring import SlotRestore
+from tidegate.worker.settings import SlotSettings
+from tidegate.worker.snapshotting import SlotSnapshots
+from tidegate.worker.task import Task
+
+_PROGRESS_EVERY_MS = 200.0
+
+
+class SlotTasks:
+    """`links` leads to every slot, this one included."""
+
+    def __init__(
+        self,
+        *,
+        settings: SlotSettings,
+        slot: SlotIndex,
+        generation: Generation,
+        restore: SlotRestore,
+        links: Mapping[SlotIndex, Link],
+        store: Store,
+        background: Background,
+        clock: Clock,
+        user_code: UserCode,
+        send: Callable[[FromSlot], None],
+    ) -> None:
+        self._generation = generation
+        self._links = links
+        self._clock = clock
+        self._send = send
+        self._table = channel_table(settings.plan)
+        self._index_of = {channel: index for index, channel in enumerate(self._table)}
+        self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}
+        builder = TaskBuilder(
+            settings=settings,
+            slot=slot,
+            generation=generation,
+            restore=restore,
+            links=links,
+            clock=clock,
+            user_code=user_code,
+            on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),
+            on_closed=lambda task, closed: self._snapshots.on_received(task, closed.checkpoint, closed.captures),
+        )
+        self.tasks = builder.build()
+        self._snapshots = SlotSnapshots(
+            slot=slot,
+            generation=generation,
+            tasks=[task.id for task in self.tasks],
+            store=store,
+            background=background,
+            clock=clock,
+            send=send,
+        )
+        self._task_of = {task.id.vertex: task for task in self.tasks}
+        self._receiving = {edge.id: self._task_of[edge.receiver] for edge in settings.plan.edges}
+        self.outputs: list[OutputChannel] = [c for t in self.tasks if t.output is not None for c in t.output.channels]
+        self._output_of = {self._index_of[output.channel]: output for output in self.outputs}
+        self._splits_received = 0
+        self._input_ended_said = False
+        self._next_progress_ms = 0.0
+
+    # -- what the coordinator says
+
+    def on_splits(self, message: AssignSplits) -> None:
+        self._splits_received += len(message.splits)
+        self._task_of[message.vertex].add_splits(message.splits, is_last=message.is_last)
+
+    def on_trigger(self, message: TriggerCheckpoint) -> None:
+        for task in self.tasks:
+            if task.source is not None:
+                task.trigger(message.checkpoint)
+
+    def on_abort(self, message: AbortCheckpoint) -> None:
+        for task in self.tasks:
+            task.on_abort(message.checkpoint)
+        self._snapshots.on_abort(message.checkpoint)
+
+    def on_done(self, message: CheckpointDone) -> None:
+        self._snapshots.on_done(message.checkpoint)
+
+    # -- what other slots say
+
+    def on_peer_message(self, message: PeerMessage) -> None:
+        now_ms = self._clock.monotonic_ms()
+        match message:
+            case BarrierSent(channel, checkpoint, before, age_ms):
+                task = self._receiving[self._table[channel].edge]
+                assert task.gate is not None
+                task.note_barrier(checkpoint, now_ms)
+                task.perform(
+                    task.gate.on_barrier(self._table[channel], checkpoint, before=before, age_ms=age_ms, now_ms=now_ms)
+                )
+            case CutSent(channel, checkpoint, held_from, before):
+                task = self._receiving[self._table[channel].edge]
+                assert task.gate is not None
+                task.perform(task.gate.on_cut(self._table[channel], checkpoint, Cut(held_from, before), now_ms))
+            case Granted(channel, consumed):
+                self._output_of[channel].on_granted(consumed)
+
+    def on_frame(self, frame: DataFrame) -> None:
+        header = frame.header
+        element = from_frame(frame, self._schemas[self._table[header.channel].edge])
+        self.on_element(header.channel, Arrived(header.sequence, header.epoch, element, frame.payload.size))
+
+    def on_element(self, channel: int, arrived: Arrived) -> None:
+        task = self._receiving[self._table[channel].edge]
+        assert task.gate is not None
+        task.perform(task.gate.on_arrival(self._table[channel], arrived, self._clock.monotonic_ms()))
+
+    # -- work
+
+    def on_time(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for task in self.tasks:
+            task.on_time(now_ms)
+
+    def send_grants(self) -> None:
+        for task in self.tasks:
+            if task.gate is not None and task.gate.grants:
+                grants, task.gate.grants = task.gate.grants, []
+                for grant in grants:
+                    link = self._links[SlotIndex(grant.channel.sender)]
+                    link.send_message(Granted(self._index_of[grant.channel], grant.consumed))
+
+    def collect_held(self) -> None:
+        """Give the snapshots what outputs captured, as soon as an output is decided."""
+        for checkpoint, task_id in self._snapshots.waiting_for_outputs():
+            output = self._task_of[task_id.vertex].output
+            if output is None:
+                self._snapshots.on_held(task_id, checkpoint, [])
+            elif output.is_decided(checkpoint):
+                self._snapshots.on_held(task_id, checkpoint, output.take_held(checkpoint))
+
+    def send_elements(self) -> None:
+        """One element of each channel in turn, until no link takes any more."""
+        sending = self.outputs
+        while sending:
+            sending = [output for output in sending if output.send_one()]
+
+    def encode_some(self, until_ms: float) -> None:
+        self._snapshots.encode_some(until_ms)
+
+    def report(self) -> None:
+        if not self._input_ended_said and all(task.has_ended for task in self.tasks):
+            self._input_ended_said = True
+            self._send(InputEnded(self._generation))
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_progress_ms:
+            return
+        self._next_progress_ms = now_ms + _PROGRESS_EVERY_MS
+        self._send(Progress(self._generation, self._is_idle(), self._splits_received, [*map(_progress, self.tasks)]))
+
+    def close(self) -> None:
+        for task in self.tasks:
+            task.close()
+
+    # -- questions
+
+    def has_work(self) -> bool:
+        """Whether snapshots wait to be encoded."""
+        return self._snapshots.has_work()
+
+    def next_deadline_ms(self) -> float | None:
+        return min((d for task in self.tasks if (d := task.next_deadline_ms()) is not None), default=None)
+
+    def _is_idle(self) -> bool:
+        return all(task.is_waiting() for task in self.tasks) and not any(o.in_flight_bytes() for o in self.outputs)
+
+
+def _progress(task: Task) -> TaskProgress:
+    counters = task.counters
+    queued_bytes = 0 if task.gate is None else task.gate.queued_bytes()
+    return TaskProgress(
+        task.id, counters.rows_in, counters.rows_out, queued_bytes, counters.busy_ms, counters.backpressured_ms
+    )

@@ -1,0 +1,465 @@
+"""Plans of every supported shape are read as Spark meant them; everything else is refused by Spark's name for it."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import LongType, StructField, StructType
+
+from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan, UserError
+from tidegate.plan.expressions import Call, Cast, Column, Literal
+from tidegate.plan.lower import lower
+from tidegate.plan.nodes import (
+    Aggregate,
+    AggregateCall,
+    AggregateFunction,
+    Filter,
+    MapInArrow,
+    Project,
+    Scan,
+    Sink,
+    TransformWithState,
+)
+from tidegate.spark.catalyst import check_output_mode, read_plan
+from tidegate.spark.types import to_arrow_schema
+from tidegate.spark.user_code import PySparkUserCode
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = "k long, v int, d double, s string, ts timestamp, dec decimal(8,2)"
+INT64, FLOAT64 = pa.int64(), pa.float64()
+
+
+class Counter(StatefulProcessor):
+    closed = 0
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", StructType([StructField("n", LongType())]))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        assert timerValues.getCurrentProcessingTimeInMs() == -1
+        state = self.count.get()
+        n = (state[0] if state else 0) + sum(row.v for row in rows)
+        self.count.update((n,))
+        yield Row(n=n, k=key[0])
+
+    def close(self) -> None:
+        Counter.closed += 1
+
+
+class ListKeeper(Counter):
+    def init(self, handle: Any) -> None:
+        handle.getListState("seen", "n long")
+
+
+class MapKeeper(Counter):
+    def init(self, handle: Any) -> None:
+        handle.getMapState("seen", "n long", "m long")
+
+
+class Forgetful(Counter):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("seen", "n long", ttlDurationMs=5)
+
+
+class EarlyReader(Counter):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("seen", "n long").get()
+
+
+class Broken(Counter):
+    def init(self, handle: Any) -> None:
+        raise ValueError("no license")
+
+
+def copy_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("in"))
+
+
+@pytest.fixture
+def stream(spark: SparkSession, directory: str) -> DataFrame:
+    return spark.readStream.schema(COLUMNS).parquet(directory)
+
+
+@pytest.fixture
+def rate(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate").option("rowsPerSecond", "7").load()
+
+
+def test_a_rate_source_keeps_its_options_and_columns(rate: DataFrame) -> None:
+    schema = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", INT64)])
+    assert read_plan(rate) == Scan("rate", {"rowspersecond": "7"}, schema)
+
+
+@pytest.mark.parametrize("how", ["parquet", "load", "option", "class"])
+def test_a_parquet_directory_has_its_path_however_it_is_given(spark: SparkSession, directory: str, how: str) -> None:
+    reader = spark.readStream.schema("k long").option("maxFilesPerTrigger", 3)
+    class_name = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+    df = {
+        "parquet": lambda: reader.parquet(directory),
+        "load": lambda: reader.format("parquet").load(directory),
+        "option": lambda: reader.format("PARQUET").option("Path", directory).load(),
+        "class": lambda: reader.format(class_name).load(directory),
+    }[how]()
+    assert read_plan(df) == Scan("parquet", {"maxfilespertrigger": "3", "path": directory}, pa.schema([("k", INT64)]))
+
+
+def test_a_relative_path_becomes_absolute_because_slots_run_elsewhere(spark: SparkSession) -> None:
+    # Relative to the JVM's directory, which is where the session was started.
+    scan = read_plan(spark.readStream.schema("k long").parquet("."))
+    assert isinstance(scan, Scan)
+    assert Path(scan.options["path"]).is_absolute()
+
+
+def test_select_and_where_become_project_and_filter_with_resolved_types(rate: DataFrame) -> None:
+    plan = read_plan(rate.where("value > 3").select((F.col("value") % 10).alias("k"), F.col("value").cast("double")))
+    value = Column(1, "value", INT64)
+    assert isinstance(plan, Project)
+    assert plan.schema == pa.schema([("k", INT64), ("value", FLOAT64)])
+    assert plan.columns == (
+        Call("Remainder", (value, Literal(10, INT64)), INT64, ansi=True),
+        Cast(value, FLOAT64, ansi=True, zone="UTC"),
+    )
+    assert isinstance(plan.child, Filter)
+    assert plan.child.condition == Call(
+        "And",
+        (
+            Call("IsNotNull", (value,), pa.bool_(), ansi=False),
+            Call("GreaterThan", (value, Literal(3, INT64)), pa.bool_(), ansi=False),
+        ),
+        pa.bool_(),
+        ansi=False,
+    )
+    assert isinstance(plan.child.child, Scan)
+
+
+def test_a_condition_that_is_never_true_is_still_a_filter(stream: DataFrame) -> None:
+    plan = read_plan(stream.where("false"))
+    assert isinstance(plan, Filter)
+    assert plan.condition == Literal(False, pa.bool_())
+
+
+def test_sql_on_a_temp_view_works_too(spark: SparkSession, stream: DataFrame) -> None:
+    stream.createOrReplaceTempView("a_stream")
+    plan = read_plan(spark.sql("SELECT k + 1 AS x FROM a_stream WHERE s = 'a'"))
+    assert isinstance(plan, Project)
+    assert plan.schema.names == ["x"]
+
+
+def test_legacy_arithmetic_is_not_taken_for_ansi(spark: SparkSession, stream: DataFrame) -> None:
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        plan = read_plan(stream.selectExpr("k + 1 AS x", "-k AS y"))
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+    assert isinstance(plan, Project)
+    assert [column.ansi for column in plan.columns if isinstance(column, Call)] == [False, False]
+
+
+def test_map_in_arrow_carries_the_users_function(stream: DataFrame) -> None:
+    plan = read_plan(stream.select("k", "v").mapInArrow(copy_rows, "k long, v int"))
+    assert isinstance(plan, MapInArrow)
+    assert plan.function_name == "copy_rows"
+    assert plan.schema == pa.schema([("k", INT64), ("v", pa.int32())])
+    assert plan.child.schema == pa.schema([("k", INT64), ("v", pa.int32())])
+    rows = pa.RecordBatch.from_pydict({"k": [1], "v": [2]})
+    assert list(PySparkUserCode().map_function(plan.function)(iter([rows]))) == [rows]
+
+
+def test_an_aggregate_separates_keys_calls_and_results(stream: DataFrame) -> None:
+    counted = stream.groupBy((F.col("k") % 10).alias("bucket"), "s").agg(
+        (F.sum("v") + 1).alias("more"), F.count("*").alias("rows"), F.count("v").alias("some"), F.sum("v").alias("same")
+    )
+    plan = read_plan(counted)
+    assert isinstance(plan, Aggregate)
+    assert [key.type for key in plan.keys] == [INT64, pa.string()]
+    (total, rows, some) = plan.calls
+    assert (total.function, total.type, total.ansi) == (AggregateFunction.SUM, INT64, True)
+    assert isinstance(total.arguments[0], Cast)
+    assert rows == AggregateCall(AggregateFunction.COUNT_ROWS, (), INT64, ansi=False)
+    assert some.function is AggregateFunction.COUNT
+    assert [getattr(result, "index", None) for result in plan.results] == [0, 1, None, 3, 4, 2]
+    assert plan.schema == pa.schema(
+        [("bucket", INT64), ("s", pa.string()), ("more", INT64), ("rows", INT64), ("some", INT64), ("same", INT64)]
+    )
+
+
+def test_a_float_key_is_normalised_so_that_zeros_and_nans_group_together(stream: DataFrame) -> None:
+    plan = read_plan(stream.groupBy("d").count())
+    assert isinstance(plan, Aggregate)
+    assert isinstance(plan.keys[0], Call)
+    assert plan.keys[0].function == "NormalizeNaNAndZero"
+
+
+def test_transform_with_state_gets_keys_before_all_columns(stream: DataFrame) -> None:
+    closed = Counter.closed
+    rows = stream.select("k", "v", "s")
+    plan = read_plan(rows.groupBy("s", "k").transformWithState(Counter(), "k string, n long", "Update", "None"))
+    assert isinstance(plan, TransformWithState)
+    assert plan.key_count == 2
+    assert plan.child.schema.names == ["s", "k", "k", "v", "s"]
+    assert plan.schema == pa.schema([("k", pa.string()), ("n", INT64)])
+    assert Counter.closed == closed + 1, "the trial run of init ends with close, as Spark's does"
+
+
+def test_the_whole_way_from_a_dataframe_to_vertices(stream: DataFrame) -> None:
+    plan = lower(
+        read_plan(stream.groupBy("k").agg(F.sum("v"))),
+        Sink("noop", {}, pa.schema([])),
+        parallelism=2,
+        max_parallelism=128,
+    )
+    assert [vertex.name for vertex in plan.vertices] == [
+        "Source[parquet] -> Project -> Project",
+        "Aggregate(sum) -> Sink[noop]",
+    ]
+
+
+REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "join": (lambda df: df.join(df.sparkSession.range(3).toDF("k"), "k"), "Join"),
+    "deduplicate": (lambda df: df.dropDuplicates(["k"]), "Deduplicate"),
+    "watermark": (lambda df: df.withWatermark("ts", "1 minute"), "EventTimeWatermark"),
+    "union": (lambda df: df.union(df), "Union"),
+    "repartition": (lambda df: df.repartition(3), "Repartition"),
+    "repartition by": (lambda df: df.repartition("k"), "RepartitionByExpression"),
+    "limit": (lambda df: df.limit(3), "GlobalLimit"),
+    "sort": (lambda df: df.orderBy("k"), "Sort"),
+    "sample": (lambda df: df.sample(0.5), "Sample"),
+    "explode": (lambda df: df.select(F.explode(F.split("s", ","))), "Generate"),
+    "python udf": (lambda df: df.select(F.udf(lambda x: x, "long")("k")), "ArrowEvalPython"),
+    "map in pandas": (lambda df: df.mapInPandas(lambda it: it, "k long"), "MapInPandas"),
+    "map in arrow barrier": (lambda df: df.mapInArrow(copy_rows, "k long", barrier=True), "barrier=True"),
+    "distinct": (lambda df: df.select("k").distinct(), "Deduplicate"),
+    "keys only": (lambda df: df.groupBy("k").agg(F.lit(1)), "Aggregate without count or sum"),
+    "global aggregate": (lambda df: df.agg(F.count("*")), "Aggregate without keys"),
+    "average": (lambda df: df.groupBy("k").avg("v"), "Average"),
+    "distinct count": (lambda df: df.groupBy("k").agg(F.count_distinct("v")), "DISTINCT"),
+    "filtered count": (lambda df: df.groupBy("k").agg(F.expr("count(v) FILTER (WHERE v > 1)")), "FILTER"),
+    "decimal sum": (lambda df: df.groupBy("k").agg(F.sum("dec")), "cast its argument to long or double"),
+    "wide decimal sum": (
+        lambda df: df.groupBy("k").agg(F.expr("sum(cast(dec as decimal(30,2)))")),
+        "cast its argument",
+    ),
+    "try_sum": (lambda df: df.groupBy("k").agg(F.expr("try_sum(v)")), "Sum in TRY mode"),
+    "current time": (lambda df: df.withColumn("now", F.current_timestamp()), "CurrentTimestamp"),
+    "current date": (lambda df: df.where("ts > current_date()"), "CurrentDate"),
+    "no columns": (lambda df: df.select(), "Project without columns"),
+    "scalar subquery": (lambda df: df.where("k = (SELECT max(id) FROM range(3))"), "ScalarSubquery"),
+    "pandas state": (
+        lambda df: df.groupBy("k").transformWithStateInPandas(Counter(), "k long, n long", "Update", "None"),
+        "use transformWithState",
+    ),
+    "timers": (
+        lambda df: df.groupBy("k").transformWithState(Counter(), "k long, n long", "Update", "ProcessingTime"),
+        "timers",
+    ),
+    "float state key": (
+        lambda df: df.groupBy("d").transformWithState(Counter(), "k double, n long", "Update", "None"),
+        "floating point",
+    ),
+    "list state": (
+        lambda df: df.groupBy("k").transformWithState(ListKeeper(), "k long, n long", "Update", "None"),
+        "getListState",
+    ),
+    "map state": (
+        lambda df: df.groupBy("k").transformWithState(MapKeeper(), "k long, n long", "Update", "None"),
+        "getMapState",
+    ),
+    "ttl": (
+        lambda df: df.groupBy("k").transformWithState(Forgetful(), "k long, n long", "Update", "None"),
+        "ttlDurationMs",
+    ),
+    "initial state": (
+        lambda df: df.groupBy("k").transformWithState(
+            Counter(), "k long, n long", "Update", "None", initialState=df.sparkSession.range(1).groupBy("id")
+        ),
+        "initial state",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_tidegate_does_not_run_is_refused_by_sparks_name(stream: DataFrame, case: str) -> None:
+    build, named = REFUSALS[case]
+    with pytest.raises(UnsupportedPlan, match=re.escape(named)) as refusal:
+        read_plan(build(stream))
+    assert str(refusal.value).endswith(".")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("processor", [EarlyReader, Broken])
+def test_a_processor_whose_init_fails_is_refused_before_the_job_starts(
+    stream: DataFrame, processor: type[Counter]
+) -> None:
+    df = stream.groupBy("k").transformWithState(processor(), "k long, n long", "Update", "None")
+    with pytest.raises(UserError, match=r"no key yet|no license"):
+        read_plan(df)
+
+
+@pytest.mark.parametrize("source", ["json", "csv", "text", "rate-micro-batch"])
+def test_other_sources_are_refused_by_format(spark: SparkSession, directory: str, source: str) -> None:
+    reader = spark.readStream.format(source).option("rowsPerBatch", "1")
+    df = (reader if source in ("text", "rate-micro-batch") else reader.schema("k long")).load(
+        None if source.startswith("rate") else directory
+    )
+    with pytest.raises(UnsupportedPlan, match=source):
+        read_plan(df)
+
+
+@pytest.mark.parametrize(
+    "column", ["x array<int>", "x struct<a: int>", "x string collate UTF8_LCASE", "x interval day"]
+)
+def test_a_column_of_another_type_is_refused_by_its_name(spark: SparkSession, directory: str, column: str) -> None:
+    with pytest.raises(UnsupportedPlan, match="Column 'x'"):
+        read_plan(spark.readStream.schema(f"k long, {column}").parquet(directory).select("k"))
+
+
+def test_a_broadcast_variable_is_refused_because_slots_cannot_load_it(spark: SparkSession, stream: DataFrame) -> None:
+    table = spark.sparkContext.broadcast({1: 2})
+
+    def lookup(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert table.value
+        yield from batches
+
+    with pytest.raises(UnsupportedPlan, match="broadcast"):
+        read_plan(stream.select("k").mapInArrow(lookup, "k long"))
+
+
+def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(OptionError, match="readStream"):
+        read_plan(spark.range(3))
+
+
+def test_a_connect_dataframe_is_refused() -> None:
+    class ConnectDataFrame(DataFrame):
+        def __new__(cls) -> "ConnectDataFrame":
+            return object.__new__(cls)
+
+    with pytest.raises(EnvironmentProblem, match="Connect"):
+        read_plan(ConnectDataFrame())
+
+
+def test_anything_else_is_no_dataframe() -> None:
+    with pytest.raises(OptionError, match="not list"):
+        read_plan([])  # type: ignore[arg-type]
+
+
+def test_output_modes_are_judged_by_spark(stream: DataFrame) -> None:
+    check_output_mode(stream, "append")
+    check_output_mode(stream, "Update")
+    check_output_mode(stream.groupBy("k").count(), "update")
+    with pytest.raises(UnsupportedPlan, match=re.escape("STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION")):
+        check_output_mode(stream.groupBy("k").count(), "append")
+    with pytest.raises(UnsupportedPlan, match="Sorting is not supported"):
+        check_output_mode(stream.orderBy("k"), "append")
+
+
+def test_complete_mode_is_not_available(stream: DataFrame) -> None:
+    with pytest.raises(UnsupportedPlan, match="use update"):
+        check_output_mode(stream.groupBy("k").count(), "complete")
+
+
+def test_an_unknown_output_mode_is_refused(stream: DataFrame) -> None:
+    with pytest.raises(OptionError, match="'upsert'"):
+        check_output_mode(stream, "upsert")
+
+
+class RememberedState:
+    """One key's value state, in memory."""
+
+    def __init__(self) -> None:
+        self.value: tuple[Any, ...] | None = None
+
+    def exists(self) -> bool:
+        return self.value is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        return self.value
+
+    def update(self, new_value: tuple[Any, ...]) -> None:
+        self.value = new_value
+
+    def clear(self) -> None:
+        self.value = None
+
+
+def test_a_processor_gets_rows_and_its_outputs_are_matched_by_name(stream: DataFrame) -> None:
+    plan = read_plan(
+        stream.select("k", "v").groupBy("k").transformWithState(Counter(), "k long, n long", "Update", "None")
+    )
+    assert isinstance(plan, TransformWithState)
+    opened: dict[tuple[str, tuple[str, ...]], RememberedState] = {}
+    processor = PySparkUserCode().processor(plan.processor, value_names=["k", "v"], output_names=["k", "n"])
+    processor.init(lambda name, fields: opened.setdefault((name, fields), RememberedState()))
+    assert list(opened) == [("count", ("n",))]
+    assert list(processor.handle_rows((7,), iter([(7, 1), (7, 2)]))) == [(7, 3)]
+    assert list(processor.handle_rows((7,), iter([(7, 4)]))) == [(7, 7)]
+    processor.close()
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (Row(k=1, n=2), (1, 2)),
+        (Row(n=2, k=1), (1, 2)),
+        (Row(n=2), (None, 2)),
+        (Row(k=1, n=2, more=3), (1, 2)),
+        ((1, 2), (1, 2)),
+    ],
+)
+def test_outputs_come_back_in_the_order_of_the_schema(output: Any, expected: tuple[Any, ...]) -> None:
+    assert list(_processor_giving(output).handle_rows((1,), iter([]))) == [expected]
+
+
+@pytest.mark.parametrize("output", [(1,), (1, 2, 3), 5, None])
+def test_an_output_that_is_no_row_is_an_error(output: Any) -> None:
+    with pytest.raises(TypeError, match="fields k, n"):
+        list(_processor_giving(output).handle_rows((1,), iter([])))
+
+
+def _processor_giving(output: Any) -> Any:
+    from tidegate.spark.user_code import RowProcessor
+
+    class Giving(Counter):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            yield output
+
+    return RowProcessor(Giving(), value_names=("k",), output_names=("k", "n"))
+
+
+@pytest.mark.parametrize(
+    ("ddl", "names"),
+    [
+        ("n long", ("n",)),
+        ("a int, b decimal(10, 2), c string NOT NULL COMMENT 'x, y'", ("a", "b", "c")),
+        ("a: int, `odd, ``name` struct<x: int, y: array<int>>", ("a", "odd, `name")),
+    ],
+)
+def test_field_names_of_a_text_schema_are_found_without_a_jvm(spark: SparkSession, ddl: str, names: Any) -> None:
+    from tidegate.spark.user_code import StateHandle
+
+    opened: list[tuple[str, ...]] = []
+    StateHandle(lambda _name, fields: opened.append(fields)).getValueState("s", ddl)  # type: ignore[arg-type,func-returns-value]
+    assert opened == [names]
+    assert tuple(StructType.fromDDL(ddl).names) == names  # type: ignore[attr-defined]
+
+
+def test_sparks_schema_types_become_arrow_types() -> None:
+    struct = StructType.fromJson(
+        {"type": "struct", "fields": [{"name": "a", "type": "decimal(5,1)", "nullable": True, "metadata": {}}]}
+    )
+    assert to_arrow_schema(struct.jsonValue()) == pa.schema([("a", pa.decimal128(5, 1))])
+    with pytest.raises(UnsupportedPlan, match="array"):
+        nested = {"name": "b", "type": {"type": "array", "elementType": "long", "containsNull": True}}
+        to_arrow_schema({"type": "struct", "fields": [{**nested, "nullable": True, "metadata": {}}]})

@@ -1,0 +1,152 @@
+"""How a plan is cut into vertices, and what of it must not change while state is stored."""
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+
+from tidegate.model.errors import UnsupportedPlan
+from tidegate.model.ids import EdgeId, VertexId
+from tidegate.plan.expressions import Call, Column, Expression, Literal
+from tidegate.plan.lower import describe, fingerprint, lower
+from tidegate.plan.nodes import (
+    Aggregate,
+    AggregateCall,
+    AggregateFunction,
+    Filter,
+    MapInArrow,
+    Node,
+    Project,
+    Scan,
+    Sink,
+    TransformWithState,
+)
+from tidegate.plan.physical import (
+    AggregateSpec,
+    Edge,
+    FilterSpec,
+    HashPartitioning,
+    JobPlan,
+    MapInArrowSpec,
+    ProjectSpec,
+    TransformWithStateSpec,
+)
+
+INT64 = pa.int64()
+SCHEMA = pa.schema([("k", INT64), ("v", INT64)])
+SCAN = Scan("parquet", {"path": "/in"}, SCHEMA)
+SINK = Sink("noop", {}, SCHEMA)
+K, V = Column(0, "k", INT64), Column(1, "v", INT64)
+
+
+def lowered(root: Node) -> JobPlan:
+    return lower(root, SINK, parallelism=3, max_parallelism=128)
+
+
+def summed(child: Node, *, key: Expression = K, argument: Expression = V) -> Aggregate:
+    call = AggregateCall(AggregateFunction.SUM, (argument,), INT64, ansi=True)
+    results = (Column(0, "k", INT64), Column(1, "sum", INT64))
+    return Aggregate(child, (key,), (call,), results, pa.schema([("k", INT64), ("total", INT64)]))
+
+
+def test_forward_operators_are_one_vertex_from_source_to_sink() -> None:
+    condition = Call("GreaterThan", (K, Literal(3, INT64)), pa.bool_(), ansi=False)
+    plan = lowered(MapInArrow(Filter(Project(SCAN, (K, V), SCHEMA), condition, SCHEMA), b"f", "f", SCHEMA))
+    (vertex,) = plan.vertices
+    assert vertex.name == "Source[parquet] -> Project -> Filter -> MapInArrow(f) -> Sink[noop]"
+    assert [type(operator) for operator in vertex.operators] == [ProjectSpec, FilterSpec, MapInArrowSpec]
+    assert (vertex.source, vertex.sink) == (SCAN, SINK)
+    assert plan.edges == ()
+    assert (plan.parallelism, plan.max_parallelism) == (3, 128)
+
+
+def test_an_aggregate_starts_a_vertex_behind_a_hash_edge() -> None:
+    plan = lowered(summed(SCAN))
+    sender, receiver = plan.vertices
+    assert (sender.name, receiver.name) == ("Source[parquet]", "Aggregate(sum) -> Sink[noop]")
+    assert (sender.sink, receiver.source) == (None, None)
+    assert plan.edges == (Edge(EdgeId(0), VertexId(0), VertexId(1), HashPartitioning(1), SCHEMA),)
+
+
+def test_keys_and_arguments_are_computed_before_the_edge() -> None:
+    bucket = Call("Remainder", (K, Literal(10, INT64)), INT64, ansi=True)
+    plan = lowered(summed(SCAN, key=bucket, argument=V))
+    (projection,) = plan.vertices[0].operators
+    assert isinstance(projection, ProjectSpec)
+    assert projection.columns == (bucket, V)
+    (aggregate,) = plan.vertices[1].operators
+    assert isinstance(aggregate, AggregateSpec)
+    assert aggregate.key_count == 1
+    assert aggregate.calls[0].arguments == (Column(1, "v", INT64),)
+    assert aggregate.input_schema == projection.schema == plan.edges[0].schema
+
+
+def test_an_identical_projection_before_the_edge_is_left_out() -> None:
+    assert lowered(summed(SCAN)).vertices[0].operators == ()
+    swapped = lowered(summed(SCAN, key=V, argument=K)).vertices[0].operators
+    assert len(swapped) == 1
+
+
+def test_a_column_that_several_calls_need_travels_once() -> None:
+    count = AggregateCall(AggregateFunction.COUNT, (V,), INT64, ansi=False)
+    rows = AggregateCall(AggregateFunction.COUNT_ROWS, (), INT64, ansi=False)
+    of_key = AggregateCall(AggregateFunction.SUM, (K,), INT64, ansi=True)
+    aggregate = dataclasses.replace(summed(SCAN), calls=(*summed(SCAN).calls, count, rows, of_key))
+    plan = lowered(aggregate)
+    assert plan.edges[0].schema == SCHEMA
+    (spec,) = plan.vertices[1].operators
+    assert isinstance(spec, AggregateSpec)
+    assert [call.arguments for call in spec.calls] == [(V,), (V,), (), (K,)]
+
+
+def test_a_global_aggregate_is_refused() -> None:
+    with pytest.raises(UnsupportedPlan, match="without keys"):
+        lowered(dataclasses.replace(summed(SCAN), keys=()))
+
+
+def test_keyed_operators_may_follow_one_another() -> None:
+    totals = summed(SCAN)
+    stateful = TransformWithState(totals, 1, b"p", SCHEMA)
+    plan = lowered(Project(stateful, (K,), pa.schema([("k", INT64)])))
+    assert [vertex.name for vertex in plan.vertices] == [
+        "Source[parquet]",
+        "Aggregate(sum)",
+        "TransformWithState -> Project -> Sink[noop]",
+    ]
+    assert [(edge.sender, edge.receiver) for edge in plan.edges] == [(0, 1), (1, 2)]
+    spec = plan.vertices[2].operators[0]
+    assert isinstance(spec, TransformWithStateSpec)
+    assert spec.input_schema == totals.schema == plan.edges[1].schema
+
+
+def test_a_description_shows_vertices_operators_and_edges() -> None:
+    text = describe(lowered(summed(SCAN)))
+    assert text.splitlines() == [
+        "2 vertices x 3 slots, 128 key groups",
+        "v0 Source[parquet] (parallelism 3)",
+        "    source parquet [k: int64, v: int64]",
+        "  e0: v0 -> v1, hash by [k]",
+        "v1 Aggregate(sum) -> Sink[noop] (parallelism 3)",
+        "    op0 Aggregate(sum) by [k] [k: int64, total: int64]",
+        "    sink noop [k: int64, v: int64]",
+    ]
+
+
+def test_a_fingerprint_names_kinds_keys_and_schemas() -> None:
+    assert fingerprint(lowered(TransformWithState(SCAN, 1, b"p", SCHEMA))) == [
+        "v0 source parquet",
+        "v1 op0 TransformWithState keys=[int64] in=[k: int64, v: int64] out=[k: int64, v: int64]",
+        "v1 sink noop",
+    ]
+
+
+def test_a_fingerprint_ignores_literals_and_function_bodies_but_not_types() -> None:
+    def bucketed(modulus: int) -> list[str]:
+        return fingerprint(lowered(summed(SCAN, key=Call("Remainder", (K, Literal(modulus, INT64)), INT64, ansi=True))))
+
+    assert bucketed(10) == bucketed(20)
+    processors = [lowered(TransformWithState(SCAN, 1, body, SCHEMA)) for body in (b"p", b"q")]
+    assert fingerprint(processors[0]) == fingerprint(processors[1])
+    names = Scan("parquet", {}, pa.schema([("k", pa.string()), ("v", INT64)]))
+    by_name = lowered(summed(names, key=Column(0, "k", pa.string())))
+    assert fingerprint(by_name) != fingerprint(lowered(summed(SCAN)))
