@@ -7,7 +7,7 @@ Run as a program it is a driver of its own, which a test can kill.
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,19 @@ def pipeline(rows: DataFrame, *, row_cost_s: float = 0.0) -> DataFrame:
     )
 
 
-def start(spark: SparkSession, folder: Path, *, slots: int, unaligned: str, row_cost_s: float) -> tg.StreamingQuery:
-    stream = spark.readStream.schema(INPUT).parquet(str(folder / "in"))
-    return (
+def start(
+    spark: SparkSession,
+    folder: Path,
+    *,
+    slots: int,
+    unaligned: str,
+    row_cost_s: float,
+    input_folder: Path | None = None,
+    options: Mapping[str, str] | None = None,
+) -> tg.StreamingQuery:
+    """Reads `input_folder` (default: `folder`), writes and checkpoints below `folder`; `options` win over the job's."""
+    stream = spark.readStream.schema(INPUT).parquet(str((input_folder or folder) / "in"))
+    writer = (
         tg.writeStream(pipeline(stream, row_cost_s=row_cost_s))
         .format("parquet")
         .option("checkpointLocation", str(folder / "chk"))
@@ -75,9 +85,10 @@ def start(spark: SparkSession, folder: Path, *, slots: int, unaligned: str, row_
         .option("network.window", "64kb")
         .option("restart.delay", "100ms")
         .option("parallelism", slots)
-        .trigger(availableNow=True)
-        .start(str(folder / "out"))
     )
+    for name, value in (options or {}).items():
+        writer.option(name, value)
+    return writer.trigger(availableNow=True).start(str(folder / "out"))
 
 
 def committed_rows(spark: SparkSession, folder: Path) -> list[tuple[int, ...]]:
@@ -107,6 +118,8 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--unaligned", default="auto")
     parser.add_argument("--row-cost-ms", type=float, default=0.0)
+    parser.add_argument("--input", type=Path, default=None)
+    parser.add_argument("--option", action="append", default=[], help="name=value")
     given = parser.parse_args()
     query = start(
         session(given.master),
@@ -114,15 +127,27 @@ def main() -> None:
         slots=given.slots,
         unaligned=given.unaligned,
         row_cost_s=given.row_cost_ms / 1000,
+        input_folder=given.input,
+        options=dict(pair.split("=", 1) for pair in given.option),
     )
+    said: tuple[Any, ...] = ()
     seen = 0
     while not query.awaitTermination(0.05):
+        view = query._coordinator.view()
+        if (now := (view.state, view.generation, *view.slot_pids)) != said:
+            said = now
+            say("state", *now)
         completed = [c.id for c in query.checkpoints if c.status == "completed"]
         if len(completed) > seen:
             seen = len(completed)
-            sys.stdout.write(f"completed {completed[0]}\n")
-            sys.stdout.flush()
-    sys.stdout.write("ended\n")
+            say("completed", completed[0])
+    say("ended")
+
+
+def say(*words: Any) -> None:
+    """A line for the test that runs this program."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

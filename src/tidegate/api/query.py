@@ -70,8 +70,12 @@ class StreamingQuery:
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:
-        progress = self.recentProgress
-        return progress[-1] if progress else None
+        """The newest completed checkpoint with the counts of this moment; None before the first row."""
+        view = self._coordinator.view()
+        if not view.tasks:
+            return None
+        newest = next((c for c in view.checkpoints if c.status == "completed"), None)
+        return self._progress_of(newest, view)
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:
@@ -124,15 +128,21 @@ class StreamingQuery:
             remaining_s -= step_s
         return self._coordinator.wait(0)
 
-    def _progress_of(self, checkpoint: CheckpointView, view: JobView) -> dict[str, Any]:
+    def _progress_of(self, checkpoint: CheckpointView | None, view: JobView) -> dict[str, Any]:
+        sources = [task for task in view.tasks if task.is_source]
         return {
             "id": self._id,
             "runId": self._run_id,
             "name": self._name,
-            "timestamp": checkpoint.triggered_at.isoformat(),
-            "batchId": checkpoint.id,
-            "durationMs": {"checkpoint": checkpoint.duration_ms},
+            "timestamp": None if checkpoint is None else checkpoint.triggered_at.isoformat(),
+            "batchId": None if checkpoint is None else checkpoint.id,
+            "durationMs": {} if checkpoint is None else {"checkpoint": checkpoint.duration_ms},
             "generation": view.generation,
+            "numInputRows": sum(task.rows_in for task in sources),
+            "sources": [
+                {"description": task.name, "task": str(task.task), "numInputRows": task.rows_in} for task in sources
+            ],
+            "slots": [{"slot": slot, "pid": pid} for slot, pid in enumerate(view.slot_pids)],
             "tasks": [
                 {
                     "task": str(task.task),

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tidegate.model.errors import TidegateError
+from tidegate.model.version import VERSION
 
 app = typer.Typer(
     name="tidegate",
@@ -18,9 +19,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"tidegate {version('tidegate')}")
+        typer.echo(f"tidegate {VERSION}")
         raise typer.Exit
 
 
@@ -35,7 +34,7 @@ def _root(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="How long to run.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=5, help="How long each of the three runs takes.")] = 20.0,
 ) -> None:
     """Run a stream under backpressure and watch its checkpoints complete."""
     from tidegate.cli import demo as command

@@ -12,21 +12,20 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from tidegate.connectors.registry import open_sink, open_source
+from tidegate.coordinator.checkpointing import Checkpointing, as_failure
 from tidegate.coordinator.draining import Draining
 from tidegate.coordinator.durable import DurableJob, GenerationBasis
-from tidegate.coordinator.history import History, Underway, in_progress_view
+from tidegate.coordinator.history import History
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import Broken, Cancelled, Ended, Launched, Launcher, LaunchExit
 from tidegate.coordinator.roster import Roster, RosterEvent, SlotGone, SlotJoined, SlotSaid
 from tidegate.coordinator.splits import Splits
-from tidegate.coordinator.views import JobView, TaskView
+from tidegate.coordinator.views import JobView, task_views
 from tidegate.model.clock import Clock, SystemClock
 from tidegate.model.errors import EnvironmentProblem, JobFailure, SlotLost, Superseded, TidegateError, UserCodeFailure
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.messages import (
-    AbortCheckpoint,
     Acknowledge,
-    CheckpointDone,
     Decline,
     Deploy,
     Failed,
@@ -36,17 +35,8 @@ from tidegate.network.messages import (
     Progress,
     Ready,
     Run,
-    TriggerCheckpoint,
 )
-from tidegate.protocol.checkpoints import (
-    Abort,
-    CheckpointAction,
-    Checkpoints,
-    Complete,
-    FailJob,
-    FailureReason,
-    Trigger,
-)
+from tidegate.protocol.checkpoints import Checkpoints, FailureReason
 from tidegate.protocol.job import JobEvent, JobState, next_state
 from tidegate.protocol.restart import GiveUp, RestartAfter, Restarts
 from tidegate.storage.store import Store
@@ -102,16 +92,14 @@ class Coordinator:
         self._restarts = Restarts(spec.restart)
         self._history = History()
         self._basis: GenerationBasis | None = None
-        self._checkpoints: Checkpoints | None = None
+        self._checkpoints: Checkpointing | None = None
         self._splits: Splits | None = None
-        self._underway: dict[CheckpointId, Underway] = {}
         self._draining = Draining()
         self._launch = 0
         self._launched: Launched | None = None
         self._ready: set[SlotIndex] = set()
         self._ended: set[SlotIndex] = set()
         self._progress: dict[SlotIndex, Progress] = {}
-        self._details: dict[CheckpointId, str] = {}
         self._next_checkpoint = CheckpointId(1)
         self._last_from: CheckpointId | None = None
         self._committed = 0
@@ -216,10 +204,9 @@ class Coordinator:
         if self._state in (JobState.RUNNING, JobState.FINISHING):
             assert self._checkpoints is not None and self._splits is not None
             self._splits.on_time(now_ms)
-            self._perform(self._checkpoints.on_time(now_ms))
+            self._checkpoints.on_time()
             if self._draining.wants_checkpoint(self._progress, self._splits, slots=self._plan.parallelism):
-                self._draining.checkpoint_from = self._checkpoints.next_id
-                self._perform(self._checkpoints.request(now_ms))
+                self._draining.checkpoint_from = self._checkpoints.request()
         if self._slots_deadline_ms is not None and now_ms >= self._slots_deadline_ms:
             self._on_slots_missing()
         if self._restart_at_ms is not None and now_ms >= self._restart_at_ms:
@@ -251,7 +238,7 @@ class Coordinator:
             if self._state is not JobState.STARTING:
                 return  # stopped meanwhile
             if error is not None:
-                self._fail(_as_failure(error, "The next generation could not be started"))
+                self._fail(as_failure(error, "The next generation could not be started"))
                 return
             self._basis, self._splits = bases[0], splits[0]
             self._next_checkpoint = max(self._next_checkpoint, self._basis.next_checkpoint)
@@ -301,12 +288,22 @@ class Coordinator:
     def _on_all_ready(self) -> None:
         assert self._basis is not None
         self._slots_deadline_ms = None
-        now_ms = self._clock.monotonic_ms()
-        self._checkpoints = Checkpoints(
-            self._spec.checkpoints,
-            slots=[SlotIndex(i) for i in range(self._plan.parallelism)],
-            next_id=self._next_checkpoint,
-            now_ms=now_ms,
+        self._checkpoints = Checkpointing(
+            generation=self._basis.generation,
+            plan=self._plan,
+            fingerprint=self._spec.fingerprint,
+            machine=Checkpoints(
+                self._spec.checkpoints,
+                slots=[SlotIndex(i) for i in range(self._plan.parallelism)],
+                next_id=self._next_checkpoint,
+                now_ms=self._clock.monotonic_ms(),
+            ),
+            durable=self._durable,
+            storing=self._storing,
+            clock=self._clock,
+            history=self._history,
+            tell_all=self._roster.tell_all,
+            listener=self,
         )
         self._move(JobEvent.SLOTS_READY)
         self._roster.tell_all(Run(self._basis.generation))
@@ -369,14 +366,12 @@ class Coordinator:
                 self._ended.add(slot)
                 if len(self._ended) == self._plan.parallelism:
                     self._take_last_checkpoint()
-            case Acknowledge(checkpoint=checkpoint):
-                if self._checkpoints is not None and checkpoint in self._underway:
-                    self._underway[checkpoint].acknowledged[slot] = message
-                    self._perform(self._checkpoints.on_acknowledged(checkpoint, slot))
-            case Decline(checkpoint=checkpoint, reason=reason):
+            case Acknowledge():
                 if self._checkpoints is not None:
-                    self._details[checkpoint] = f"slot {slot}: {reason}"
-                    self._perform(self._checkpoints.on_failed(checkpoint, FailureReason.DECLINED))
+                    self._checkpoints.on_acknowledge(slot, message)
+            case Decline():
+                if self._checkpoints is not None:
+                    self._checkpoints.on_decline(slot, message)
             case Failed(is_final=True, message=text):
                 self._give_up(EnvironmentProblem(text))
             case Failed(is_user_code=is_user_code, message=text, traceback=traceback):
@@ -391,89 +386,22 @@ class Coordinator:
     def _take_last_checkpoint(self) -> None:
         assert self._checkpoints is not None
         self._move(JobEvent.INPUT_ENDED)
-        self._last_from = self._checkpoints.next_id
-        self._perform(self._checkpoints.request(self._clock.monotonic_ms()))
+        self._last_from = self._checkpoints.request()
 
     def _on_splits_failed(self, error: BaseException) -> None:
         if self._state in (JobState.RUNNING, JobState.FINISHING):
-            self._fail(_as_failure(error, "A source could not be listed"))
+            self._fail(as_failure(error, "A source could not be listed"))
 
     # -- checkpoints
 
-    def _perform(self, actions: list[CheckpointAction]) -> None:
-        assert self._basis is not None
-        for action in actions:
-            match action:
-                case Trigger(checkpoint):
-                    now_ms = self._clock.monotonic_ms()
-                    self._underway[checkpoint] = Underway(checkpoint, now_ms, self._clock.wall_ms())
-                    self._next_checkpoint = CheckpointId(checkpoint + 1)
-                    self._roster.tell_all(TriggerCheckpoint(self._basis.generation, checkpoint))
-                case Complete(checkpoint):
-                    self._complete(checkpoint)
-                case Abort(checkpoint, reason):
-                    self._roster.tell_all(AbortCheckpoint(self._basis.generation, checkpoint))
-                    self._history.failed(
-                        self._underway.pop(checkpoint),
-                        reason=reason,
-                        detail=self._details.pop(checkpoint, None),
-                        now_ms=self._clock.monotonic_ms(),
-                    )
-                case FailJob(checkpoint, reason):
-                    latest = self._history.views()[0].failure_reason
-                    self._fail(JobFailure(f"Checkpoint {checkpoint} failed and none may: {latest or reason.value}."))
-                case unreachable:
-                    assert_never(unreachable)
+    def on_checkpoint_committed(self, checkpoint: CheckpointId) -> None:
+        self._committed += 1
+        self._draining.on_committed(checkpoint)
+        if self._last_from is not None and checkpoint >= self._last_from:
+            self._finish()
 
-    def _complete(self, checkpoint: CheckpointId) -> None:
-        assert self._basis is not None and self._checkpoints is not None
-        underway, checkpoints, generation = self._underway[checkpoint], self._checkpoints, self._basis.generation
-        if (gap := underway.find_gap()) is not None:
-            self._details[checkpoint] = gap
-            self._perform(checkpoints.on_failed(checkpoint, FailureReason.INCONSISTENT))
-            return
-        manifest = underway.manifest(
-            generation=generation,
-            now_ms=self._clock.monotonic_ms(),
-            fingerprint=self._spec.fingerprint,
-            parallelism=self._plan.parallelism,
-            max_parallelism=self._plan.max_parallelism,
-        )
-        paths: list[str] = []
-
-        def stored(error: BaseException | None) -> None:
-            if self._basis is None or generation != self._basis.generation or self._state.is_final:
-                return
-            if isinstance(error, Superseded):
-                self._give_up(error)
-            elif error is not None and checkpoint in self._underway:
-                self._details[checkpoint] = f"{type(error).__name__}: {error}"
-                self._perform(checkpoints.on_failed(checkpoint, FailureReason.STORE_FAILED))
-            elif error is None and (done := self._underway.pop(checkpoint, None)) is not None:
-                now_ms = self._clock.monotonic_ms()
-                self._history.completed(done, path=paths[0], duration_ms=now_ms - done.triggered_at_ms)
-                self._roster.tell_all(CheckpointDone(generation, checkpoint))
-                self._perform(checkpoints.on_stored(checkpoint, now_ms))
-
-        def committed(error: BaseException | None) -> None:
-            if error is None:
-                self._committed += 1
-            if self._basis is None or generation != self._basis.generation or self._checkpoints_over():
-                return
-            if error is not None:
-                self._fail(_as_failure(error, f"Checkpoint {checkpoint} could not be committed"))
-                return
-            self._draining.on_committed(checkpoint)
-            if self._last_from is not None and checkpoint >= self._last_from:
-                self._finish()
-
-        def commit_if_stored() -> None:
-            if paths:
-                self._durable.commit(checkpoint, manifest)
-                self._durable.retire()
-
-        self._storing.submit(lambda: paths.append(self._durable.complete(manifest)), stored)
-        self._storing.submit(commit_if_stored, committed)
+    def on_checkpointing_failed(self, failure: TidegateError) -> None:
+        self._fail(failure)
 
     def _finish(self) -> None:
         self._roster.tell_all(Leave("the input has ended"))
@@ -544,8 +472,8 @@ class Coordinator:
             self._splits.close()
         if self._checkpoints is not None:
             checkpoints, self._checkpoints = self._checkpoints, None
-            self._perform(checkpoints.close(reason))
-        self._underway.clear()
+            self._next_checkpoint = checkpoints.machine.next_id
+            checkpoints.close(reason)
 
     def _await_slots(self) -> None:
         """Until the launch has ended: nothing may be left running when the query says it is over."""
@@ -594,31 +522,18 @@ class Coordinator:
         self._publish()
 
     def _publish(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        names = {vertex.id: vertex.name for vertex in self._plan.vertices}
-        tasks = tuple(
-            TaskView(t.task, names[t.task.vertex], t.rows_in, t.rows_out, t.queued_bytes, t.busy_ms, t.backpressured_ms)
-            for _, progress in sorted(self._progress.items())
-            for t in progress.tasks
-        )
-        underway = tuple(in_progress_view(u, now_ms) for u in reversed(self._underway.values()))
+        in_progress = () if self._checkpoints is None else self._checkpoints.in_progress()
         self._view = JobView(
             state=self._state.value,
             generation=Generation(0) if self._basis is None else self._basis.generation,
-            checkpoints=underway + self._history.views(),
-            tasks=tasks,
+            checkpoints=in_progress + self._history.views(),
+            tasks=task_views(self._plan, self._progress),
             last_failure=None if self._failure is None else str(self._failure),
             committed_checkpoints=self._committed,
             slot_pids=self._roster.pids(),
             started_at=self._started_at,
             first_row_after_ms=self._first_row_after_ms,
         )
-
-
-def _as_failure(error: BaseException, what: str) -> TidegateError:
-    if isinstance(error, TidegateError):
-        return error
-    return JobFailure(f"{what}: {type(error).__name__}: {error}")
 
 
 def _difference(own: dict[str, str], other: dict[str, str]) -> str | None:

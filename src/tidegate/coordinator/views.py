@@ -1,9 +1,12 @@
 """What users read about a job: frozen values, replaced as a whole, so that any thread may look at any time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tidegate.model.ids import TaskId
+from tidegate.model.ids import SlotIndex, TaskId
+from tidegate.network.messages import Progress
+from tidegate.plan.physical import JobPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,31 @@ class CheckpointView:
 class TaskView:
     task: TaskId
     name: str
+    is_source: bool
     rows_in: int
     rows_out: int
     queued_bytes: int
     busy_ms: float
     backpressured_ms: float
+
+
+def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[TaskView, ...]:
+    """What the slots reported last, slot by slot."""
+    vertices = {vertex.id: vertex for vertex in plan.vertices}
+    return tuple(
+        TaskView(
+            task=report.task,
+            name=vertices[report.task.vertex].name,
+            is_source=vertices[report.task.vertex].source is not None,
+            rows_in=report.rows_in,
+            rows_out=report.rows_out,
+            queued_bytes=report.queued_bytes,
+            busy_ms=report.busy_ms,
+            backpressured_ms=report.backpressured_ms,
+        )
+        for _, progress in sorted(reports.items())
+        for report in progress.tasks
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +81,3 @@ class JobView:
     slot_pids: tuple[int, ...] = ()
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     first_row_after_ms: float | None = None
-
-    @property
-    def source_rows(self) -> int:
-        """Rows that the sources have read in this generation."""
-        return sum(task.rows_in for task in self.tasks if task.task.vertex == 0)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId, VertexId
 from tidegate.network.address import SlotAddress
 
 
@@ -62,7 +62,7 @@ class Run(_Message, frozen=True):
 
 class AssignSplits(_Message, frozen=True):
     generation: Generation
-    vertex: int
+    vertex: VertexId
     splits: list[bytes]
     is_last: bool
 

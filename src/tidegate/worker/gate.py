@@ -206,9 +206,9 @@ class Gate:
         for _ in range(len(self._turn)):
             channel = self._turn[0]
             state = self._channels[channel]
-            if state.queue and not self._is_marker(state.queue[0].element):
-                if self._barriers.may_consume(channel, epoch=state.queue[0].epoch):
-                    return channel
+            has_rows = state.queue and not self._is_marker(state.queue[0].element)
+            if has_rows and self._barriers.may_consume(channel, epoch=state.queue[0].epoch):
+                return channel
             self._turn.rotate(-1)
         return None
 

@@ -14,8 +14,8 @@ from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, decode_
 from tidegate.storage.state_file import FileSum, StateFile, check_sum
 from tidegate.storage.store import Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_elements, parse_section_name
-from tidegate.worker.snapshotting import PART_MARK
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
+from tidegate.worker.snapshotting import PART_MARK
 
 NEW_CHANNEL = RecoveredChannel((), Sequence(0))
 

@@ -92,6 +92,7 @@ class SlotTasks:
         self._splits_received = 0
         self._input_ended_said = False
         self._next_progress_ms = 0.0
+        self._first_row_said = False
 
     # -- what the coordinator says
 
@@ -179,8 +180,10 @@ class SlotTasks:
             self._input_ended_said = True
             self._send(InputEnded(self._generation))
         now_ms = self._clock.monotonic_ms()
-        if now_ms < self._next_progress_ms:
+        has_first_row = not self._first_row_said and any(task.counters.rows_in for task in self.tasks)
+        if now_ms < self._next_progress_ms and not has_first_row:
             return
+        self._first_row_said |= has_first_row
         self._next_progress_ms = now_ms + _PROGRESS_EVERY_MS
         self._send(Progress(self._generation, self._is_idle(), self._splits_received, [*map(_progress, self.tasks)]))
 

@@ -1,0 +1,299 @@
+"""One simulated run: the scheduler, the faults it strikes with, and what must be true at the end."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from random import Random
+from unittest.mock import patch
+
+from tidegate.connectors import registry
+from tidegate.coordinator.durable import GenerationBasis
+from tidegate.model.ids import SlotIndex, TaskId
+from tidegate.network.messages import ToSlot
+from tidegate.plan.key_groups import range_of
+from tidegate.state.codec import decode
+from tidegate.state.heap import HeapBackend
+from tidegate.storage.job_log import CheckpointCompleted, Committed, JobLog, newest_completed
+from tidegate.testing.simulation.connectors import SimSink
+from tidegate.testing.simulation.driver import SimDriver
+from tidegate.testing.simulation.scenario import FORMAT, Scenario, scenario_of
+from tidegate.testing.simulation.slot import RandomSlices, SimSlot
+from tidegate.testing.simulation.world import (
+    Crash,
+    LaneLink,
+    OwnLaneLink,
+    SimBackground,
+    SimStore,
+    SimulationFailed,
+    World,
+)
+from tidegate.worker.restoring import restore_slot
+from tidegate.worker.settings import SlotSettings
+
+# In every round everything gets its turn once; the smallest windows need some 3000 of them.
+_DRAIN_ROUNDS = 20_000
+# Paces change this often while faults strike, so that now one task, now another is the slow one.
+_TURNS_PER_PACE = 200
+_PACES = (0.05, 1.0, 1.0, 4.0)
+_CRASHES_IN_A_ROW = 30
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    seed: int
+    turns: int
+    checkpoints: int
+    crashes: int
+    trace: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """What went wrong, and the last that happened before."""
+
+    seed: int
+    reason: str
+    scenario: Scenario
+    trace: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"seed {self.seed}: {self.reason}", f"  {self.scenario}", *(f"  {t}" for t in self.trace)])
+
+
+def run_seed(seed: int) -> RunReport | RunFailure:
+    """The whole life of one job. The same seed gives the same run."""
+    run = _Run(scenario_of(seed))
+    with run.connectors():
+        try:
+            run.play()
+        except Exception as error:  # whatever production code raises is a finding, with the seed that replays it
+            return RunFailure(seed, f"{type(error).__name__}: {error}", run.scenario, tuple(run.world.trace))
+    return RunReport(seed, run.turns, run.checkpoints, run.crashes, tuple(run.world.trace))
+
+
+class _Run:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.random = Random(f"run:{scenario.seed}")
+        self.world = World(self.random)
+        self.turns = 0
+        self.checkpoints = 0
+        self.crashes = 0
+        self._store = SimStore(self.world)
+        self._plan = scenario.plan()
+        self._settings = SlotSettings(
+            plan=self._plan,
+            checkpoint_location="simulated",
+            switch_after_ms=scenario.switch_after_ms,
+            window_bytes=scenario.window_bytes,
+            state_backend="heap",
+        )
+        self._indexes = [SlotIndex(index) for index in range(scenario.slots)]
+        self._zombies: list[SimBackground] = []
+        self._slots: list[SimSlot] = []
+        self._driver: SimDriver
+        self._lanes: dict[tuple[SlotIndex, SlotIndex], LaneLink] = {}
+        self._actions: list[Callable[[], bool]] = []
+
+    @contextmanager
+    def connectors(self) -> Iterator[None]:
+        """The simulated source and sink stand in the registry while the run lasts."""
+        with (
+            patch.dict(registry.SOURCE_FORMATS, {FORMAT: lambda scan: self.scenario.source}),
+            patch.dict(registry.SINK_FORMATS, {FORMAT: lambda sink: SimSink(self.world)}),
+        ):
+            yield
+
+    def play(self) -> None:
+        scenario, world = self.scenario, self.world
+        world.crash_rate, world.flaky_rate = scenario.store_crash_rate, scenario.store_flaky_rate
+        world.interlude = self._let_zombies_work
+        self._guarded(self._boot)
+        while self.turns < scenario.faulty_turns and not self._driver.has_finished:
+            self._guarded(self._strike_or_act)
+        world.crash_rate = world.flaky_rate = 0.0
+        world.note("faults stop")
+        self._drain()
+        self._check_result()
+
+    # -- turns
+
+    def _strike_or_act(self) -> None:
+        """Faults come between any two actions."""
+        scenario, random = self.scenario, self.random
+        weights = list(accumulate(random.choice(_PACES) for _ in self._actions))
+        for action in random.choices(self._actions, cum_weights=weights, k=_TURNS_PER_PACE):
+            self.turns += 1
+            fault = random.random()
+            if (fault := fault - scenario.crash_rate) < 0:
+                raise Crash
+            if (fault := fault - scenario.restart_rate) < 0 or self._driver.must_restart:
+                self._driver.start_generation()
+            elif (fault := fault - scenario.abort_rate) < 0:
+                self._driver.abort(random.randrange)
+            elif fault - scenario.stall_rate < 0:
+                self.world.clock.now_ms += scenario.checkpoints.timeout_ms
+            action()
+            if self._driver.has_finished:
+                return
+
+    def _drain(self) -> None:
+        for _ in range(_DRAIN_ROUNDS):
+            if self._driver.has_finished:
+                break
+            self._round()
+        else:
+            raise SimulationFailed(f"no progress: not finished {_DRAIN_ROUNDS} rounds after the faults stopped")
+        while self._round():
+            pass  # grants that are still on their way
+        for slot in self._slots:
+            assert slot.tasks is not None
+            for output in slot.tasks.outputs:
+                if output.in_flight_bytes():
+                    raise SimulationFailed(f"{output.channel} still counts {output.in_flight_bytes()} bytes in flight")
+
+    def _round(self) -> bool:
+        """Everything once, in any order; whether anything moved."""
+        self.turns += len(self._actions)
+        actions = list(self._actions)
+        self.random.shuffle(actions)
+        if self._driver.must_restart:
+            self._driver.start_generation()
+        return any([action() for action in actions])
+
+    def _guarded(self, play: Callable[[], None]) -> None:
+        try:
+            play()
+        except Crash:
+            self._crash()
+
+    def _tick(self) -> bool:
+        self.world.clock.now_ms += self.random.random() * self.scenario.tick_ms
+        if not self._driver.has_finished:
+            self._driver.on_time()
+        return False
+
+    def _read_outbox(self, slot: SimSlot) -> bool:
+        if not slot.outbox:
+            return False
+        message = slot.outbox.popleft()
+        if not self._driver.has_finished:
+            self._driver.on_message(slot.index, message)
+        return True
+
+    # -- coming up and going down
+
+    def _crash(self) -> None:
+        self.crashes += 1
+        self.world.note("crash")
+        self.checkpoints += self._driver.completed
+        if self.scenario.leaves_zombies:
+            # The old processes are cut off, but what they had begun to write may still get through.
+            self._zombies = [self._driver.storing, *(slot.background for slot in self._slots)]
+        for attempt in range(_CRASHES_IN_A_ROW):
+            if attempt == _CRASHES_IN_A_ROW - 1:
+                self.world.crash_rate = 0.0
+            try:
+                self._boot()
+                return
+            except Crash:
+                self.world.note("crash while starting")
+
+    def _boot(self) -> None:
+        """New processes, which know nothing but what is in the store."""
+        slices = RandomSlices(self.random, self.scenario.most_rows_per_slice)
+        self._slots = [
+            SimSlot(
+                index,
+                settings=self._settings,
+                store=self._store,
+                clock=self.world.clock,
+                user_code=self.scenario.user_code(),
+                slices=slices,
+            )
+            for index in self._indexes
+        ]
+        self._driver = SimDriver(
+            self.world, self._store, self.scenario, self._plan, deploy=self._deploy, tell=self._tell
+        )
+        self._driver.start_generation()
+        driver = self._driver
+        self._actions = [action for slot in self._slots for action in slot.actions(self._indexes)]
+        self._actions += [partial(self._read_outbox, slot) for slot in self._slots]
+        for background in (driver.storing, driver.looking):
+            self._actions += [background.work_once, background.note_once]
+        self._actions += [self._tick, self._tick, self._tick_zombies]
+
+    def _deploy(self, basis: GenerationBasis) -> None:
+        capacity = self.scenario.link_capacity
+        self._lanes = {
+            (sender, receiver): OwnLaneLink(capacity) if sender == receiver else LaneLink(capacity)
+            for sender in self._indexes
+            for receiver in self._indexes
+            if sender != receiver or not self.scenario.has_plain_local_link
+        }
+        for slot in self._slots:
+            slot.deploy(
+                basis,
+                outgoing={receiver: lane for (sender, receiver), lane in self._lanes.items() if sender == slot.index},
+                incoming={sender: lane for (sender, receiver), lane in self._lanes.items() if receiver == slot.index},
+            )
+
+    def _tell(self, slot: SlotIndex, message: ToSlot) -> None:
+        self._slots[slot].tell(message)
+
+    def _tick_zombies(self) -> bool:
+        if self._zombies and self.random.random() < 0.2:
+            self._zombie_work()
+        return False
+
+    def _let_zombies_work(self) -> None:
+        if self._zombies and self.random.random() < 0.1:
+            self._zombie_work()
+
+    def _zombie_work(self) -> None:
+        crash_rate, self.world.crash_rate = self.world.crash_rate, 0.0
+        self.random.choice(self._zombies).work_once()
+        self.world.crash_rate = crash_rate
+
+    # -- what must be true
+
+    def _check_result(self) -> None:
+        self.checkpoints += self._driver.completed
+        published = Counter(row for rows in self.world.published.values() for row in rows)
+        expected = self.scenario.expected_rows()
+        if published != expected:
+            lost, surplus = expected - published, published - expected
+            raise SimulationFailed(f"committed rows differ: lost {_some(lost)}, surplus {_some(surplus)}")
+        entries = JobLog(self._store, driver="check").read()
+        completed = [entry.checkpoint for entry in entries if isinstance(entry, CheckpointCompleted)]
+        committed = [entry.checkpoint for entry in entries if isinstance(entry, Committed)]
+        if committed != completed:
+            raise SimulationFailed(f"committed {committed} is not the log's order {completed}")
+        newest = newest_completed(entries)
+        assert newest is not None, "the last checkpoint was committed"
+        self._check_state(newest.manifest)
+
+    def _check_state(self, manifest: str) -> None:
+        keyed = [vertex.id for vertex in self._plan.vertices if vertex.source is None]
+        found: list[dict[int, int]] = [{} for _ in keyed]
+        for slot in self._indexes:
+            restore = restore_slot(self._store, manifest, self._plan, slot)
+            if any(channel.elements for channel in restore.recovered.values()):
+                raise SimulationFailed("the last checkpoint holds rows in flight")
+            for counts, vertex in zip(found, keyed, strict=True):
+                groups = range_of(slot, parallelism=self._plan.parallelism, max_parallelism=self._plan.max_parallelism)
+                backend = HeapBackend(groups)
+                backend.restore(restore.sections.get((TaskId(vertex, slot), 0), []))
+                for group in range(groups.first, groups.last):
+                    counts.update({decode(k)[0]: decode(v)[0] for k, v in backend.keyed("count").scan(group)})
+        if found != self.scenario.expected_states():
+            raise SimulationFailed(f"final state is {found}, expected {self.scenario.expected_states()}")
+
+
+def _some(rows: "Counter[tuple[int, ...]]") -> str:
+    shown = sorted(rows.elements())
+    return f"{shown[:5]}{'...' if len(shown) > 5 else ''} ({len(shown)})"

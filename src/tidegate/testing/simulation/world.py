@@ -1,0 +1,183 @@
+"""What the simulation puts in place of clock, disk, threads and network. Only the world outlives a crash."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pyarrow as pa
+
+from tidegate.model.errors import DidNotHappen, MayHaveHappened
+from tidegate.model.ids import CheckpointId
+from tidegate.network.frames import DataFrame, DataHeader
+from tidegate.network.messages import PeerMessage, encode
+from tidegate.storage.store import AlreadyThere, Created, Data, missing, pieces_of, whole_range
+from tidegate.worker.captured import to_frame
+from tidegate.worker.gate import Arrived
+from tidegate.worker.output import Sealed
+
+# Enough to see what led to a failure; the seed gives the rest.
+_TRACED = 40
+
+
+class Crash(BaseException):
+    """Everything in memory is gone. Not an Exception: no production code may catch it."""
+
+
+class SimulationFailed(AssertionError):
+    """The run broke a promise."""
+
+
+class SimClock:
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.now_ms)
+
+
+@dataclass(slots=True)
+class World:
+    """The disk, what the sink has published, and the faults that strike between two writes to either."""
+
+    random: Random
+    clock: SimClock = field(default_factory=SimClock)
+    files: dict[str, bytes] = field(default_factory=dict)
+    hidden: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    published: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    trace: deque[str] = field(default_factory=lambda: deque(maxlen=_TRACED))
+    crash_rate: float = 0.0
+    flaky_rate: float = 0.0
+    interlude: Callable[[], None] | None = None
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.clock.now_ms:9.1f} {text}")
+
+    def crash_point(self) -> None:
+        """Between two effects on what outlives a crash: here others may act, and here it may all end."""
+        if self.interlude is not None:
+            # Not from inside itself: the other driver is one process, too.
+            interlude, self.interlude = self.interlude, None
+            try:
+                interlude()
+            finally:
+                self.interlude = interlude
+        if self.crash_rate and self.random.random() < self.crash_rate:
+            raise Crash
+
+
+class SimStore:
+    """`Store` in memory, with crashes around writes and writes whose outcome is not known."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def read(self, path: str) -> bytes:
+        if path not in self._world.files:
+            raise missing(path)
+        return self._world.files[path]
+
+    def read_range(self, path: str, *, start: int, length: int) -> bytes:
+        return whole_range(self.read(path)[start : start + length], path, start=start, length=length)
+
+    def create(self, path: str, data: Data) -> Created | AlreadyThere:
+        self._before(path)
+        if path in self._world.files:
+            return AlreadyThere()
+        self._world.files[path] = _joined(data)
+        self._after(path)
+        return Created()
+
+    def put(self, path: str, data: Data) -> None:
+        self._before(path)
+        self._world.files[path] = _joined(data)
+        self._after(path)
+
+    def list(self, prefix: str = "") -> list[str]:
+        self._world.crash_point()
+        return sorted(path for path in self._world.files if not prefix or path.startswith(prefix + "/"))
+
+    def delete(self, path: str) -> None:
+        self._world.crash_point()
+        self._world.files.pop(path, None)
+
+    def size(self, path: str) -> int:
+        return len(self.read(path))
+
+    def _before(self, path: str) -> None:
+        self._world.crash_point()
+        if self._is_flaky():
+            raise DidNotHappen(path)
+
+    def _after(self, path: str) -> None:
+        self._world.crash_point()
+        if self._is_flaky():
+            raise MayHaveHappened(path)
+
+    def _is_flaky(self) -> bool:
+        return self._world.flaky_rate > 0 and self._world.random.random() < self._world.flaky_rate
+
+
+def _joined(data: Data) -> bytes:
+    return b"".join(bytes(piece) for piece in pieces_of(data))
+
+
+class SimBackground:
+    """`Background` whose work and notes happen when the scheduler says so; each in the order of submission."""
+
+    def __init__(self) -> None:
+        self._work: deque[tuple[Callable[[], None], Callable[[BaseException | None], None]]] = deque()
+        self._notes: deque[Callable[[], None]] = deque()
+
+    def submit(self, work: Callable[[], None], then: Callable[[BaseException | None], None]) -> None:
+        self._work.append((work, then))
+
+    def close(self) -> None:
+        self._work.clear()
+
+    def work_once(self) -> bool:
+        if not self._work:
+            return False
+        work, then = self._work.popleft()
+        error: BaseException | None = None
+        try:
+            work()
+        except Exception as raised:  # handed to the loop, which decides
+            error = raised
+        self._notes.append(lambda: then(error))
+        return True
+
+    def note_once(self) -> bool:
+        if not self._notes:
+            return False
+        self._notes.popleft()()
+        return True
+
+
+@dataclass(slots=True)
+class LaneLink:
+    """`Link` as two lanes that know nothing of each other; what does not fit on the data lane stays with the sender."""
+
+    capacity: int
+    data: deque[DataFrame | tuple[int, Arrived]] = field(default_factory=deque)
+    control: deque[bytes] = field(default_factory=deque)
+
+    def can_accept(self) -> bool:
+        return len(self.data) < self.capacity
+
+    def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None:
+        kind, payload = to_frame(sealed.element)
+        self.data.append(DataFrame(DataHeader(kind, channel, sealed.sequence, epoch), pa.py_buffer(bytes(payload))))
+
+    def send_message(self, message: PeerMessage) -> None:
+        self.control.append(encode(message))
+
+
+class OwnLaneLink(LaneLink):
+    """The same within one slot, where elements go by reference."""
+
+    def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None:
+        self.data.append((channel, Arrived(sealed.sequence, epoch, sealed.element, sealed.size_bytes)))

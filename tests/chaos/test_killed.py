@@ -1,0 +1,135 @@
+"""Processes are killed while the job runs; the committed rows must be those of Spark's own batch, each exactly once."""
+
+import os
+import random
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.chaos import job, watching
+from tests.chaos.watching import await_checkpoints, await_end, generation, kill_worker, pids, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+ROWS = 15_000
+ROW_COST_MS = 0.4
+MODES = [
+    pytest.param(2, {"checkpoint.unaligned": "false"}, id="2 slots aligned"),
+    pytest.param(3, {"checkpoint.unaligned": "false"}, id="3 slots aligned"),
+    pytest.param(2, {"checkpoint.unaligned": "true"}, id="2 slots unaligned"),
+    pytest.param(3, {"checkpoint.unaligned": "true"}, id="3 slots unaligned"),
+    pytest.param(2, {"checkpoint.unaligned": "auto", "checkpoint.alignedTimeout": "20ms"}, id="2 slots switching"),
+]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The input, and what Spark says about it."""
+
+    folder: Path
+    answer: list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    folder = tmp_path_factory.mktemp("rows")
+    job.make_input(spark, folder, rows=ROWS, files=8)
+    return Rows(folder, job.sparks_answer(spark, folder))
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Where and when to strike; the seed is shown with a failure."""
+    seed = request.config.getoption("--seed")
+    seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+    print(f"replay with --seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    return random.Random(seed)
+
+
+def start(spark: SparkSession, rows: Rows, folder: Path, slots: int, options: dict[str, str]) -> Any:
+    return job.start(
+        spark,
+        folder,
+        slots=slots,
+        unaligned="auto",
+        row_cost_s=ROW_COST_MS / 1000,
+        input_folder=rows.folder,
+        options=options,
+    )
+
+
+@pytest.mark.parametrize(("slots", "options"), MODES)
+def test_an_undisturbed_job_commits_every_row_once(
+    spark: SparkSession, rows: Rows, tmp_path: Path, slots: int, options: dict[str, str]
+) -> None:
+    query = start(spark, rows, tmp_path, slots, options)
+    await_end(query)
+    assert generation(query) == 1
+    assert len(watching.completed_ids(query)) >= 3, "the run was too short to say anything"
+    assert job.committed_rows(spark, tmp_path) == rows.answer
+
+
+@pytest.mark.parametrize(("slots", "options"), MODES)
+def test_a_killed_worker_costs_a_generation_and_no_row(
+    spark: SparkSession, rows: Rows, tmp_path: Path, chance: random.Random, slots: int, options: dict[str, str]
+) -> None:
+    query = start(spark, rows, tmp_path, slots, options)
+    await_checkpoints(query, 2)
+    kill_worker(query, chance.randrange(slots))
+    await_end(query)
+    assert generation(query) == 2
+    assert len(watching.completed_before_generation(watching.log_of(tmp_path), 2)) >= 2
+    assert job.committed_rows(spark, tmp_path) == rows.answer
+
+
+@pytest.mark.parametrize(("slots", "options"), [MODES[1], MODES[2]])
+def test_workers_killed_one_after_the_other(
+    spark: SparkSession, rows: Rows, tmp_path: Path, chance: random.Random, slots: int, options: dict[str, str]
+) -> None:
+    query = start(spark, rows, tmp_path, slots, options)
+    await_checkpoints(query, 2)
+    first = kill_worker(query, chance.randrange(slots))
+    until(lambda: generation(query) == 2 and len(pids(query)) == slots, what="the second generation")
+    assert first not in pids(query)
+    await_checkpoints(query, len(watching.completed_ids(query)) + 2)
+    kill_worker(query, chance.randrange(slots))
+    await_end(query)
+    assert generation(query) == 3
+    assert job.committed_rows(spark, tmp_path) == rows.answer
+
+
+@pytest.mark.parametrize(("slots", "options"), [MODES[1], MODES[2]])
+def test_a_killed_driver_is_resumed_by_the_next_one(
+    spark: SparkSession, rows: Rows, tmp_path: Path, slots: int, options: dict[str, str]
+) -> None:
+    arguments = ["--input", str(rows.folder), "--slots", str(slots), "--row-cost-ms", str(ROW_COST_MS)]
+    arguments += [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+    with watching.driver(tmp_path, *arguments) as first:
+        first.read_until("completed", 2)
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    committed = len(job.committed_rows(spark, tmp_path))
+    assert 0 < committed < len(rows.answer), "killed too early or too late to say anything"
+
+    with watching.driver(tmp_path, *arguments) as second:
+        second.read_until("ended")
+    log = watching.log_of(tmp_path)
+    assert watching.generations_in(log) == [1, 2]
+    assert len(watching.completed_before_generation(log, 2)) >= 2
+    assert job.committed_rows(spark, tmp_path) == rows.answer
+
+
+def test_a_worker_killed_on_a_cluster_of_executors(spark: SparkSession, rows: Rows, tmp_path: Path) -> None:
+    arguments = ["--input", str(rows.folder), "--slots", "3", "--row-cost-ms", str(ROW_COST_MS)]
+    with watching.driver(tmp_path, "--master", "local-cluster[2,2,1024]", *arguments) as cluster:
+        cluster.read_until("completed", 2)
+        state = next(line for line in reversed(cluster.lines) if line.startswith("state running"))
+        victim = int(state.split()[3])
+        os.kill(victim, signal.SIGKILL)
+        cluster.read_until("ended")
+    assert watching.generations_in(watching.log_of(tmp_path)) == [1, 2]
+    assert job.committed_rows(spark, tmp_path) == rows.answer
