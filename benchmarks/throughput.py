@@ -78,7 +78,8 @@ def run(spark: SparkSession, *, seconds: float) -> tuple[float, list[float], lis
 
 
 def _source_rows(query: tg.StreamingQuery) -> int:
-    return sum(source["numInputRows"] for source in query.sources)
+    progress = query.lastProgress
+    return 0 if progress is None else int(progress["numInputRows"])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 ROWS = 15_000
 ROW_COST_MS = 0.4
+# Narrow: what waits in front of an aligned barrier is then processed within a few tens of milliseconds.
+WINDOW = {"network.window": "4kb"}
 MODES = [
     pytest.param(2, {"checkpoint.unaligned": "false"}, id="2 slots aligned"),
     pytest.param(3, {"checkpoint.unaligned": "false"}, id="3 slots aligned"),
@@ -58,7 +60,7 @@ def start(spark: SparkSession, rows: Rows, folder: Path, slots: int, options: di
         unaligned="auto",
         row_cost_s=ROW_COST_MS / 1000,
         input_folder=rows.folder,
-        options=options,
+        options=WINDOW | options,
     )
 
 
@@ -107,7 +109,7 @@ def test_a_killed_driver_is_resumed_by_the_next_one(
     spark: SparkSession, rows: Rows, tmp_path: Path, slots: int, options: dict[str, str]
 ) -> None:
     arguments = ["--input", str(rows.folder), "--slots", str(slots), "--row-cost-ms", str(ROW_COST_MS)]
-    arguments += [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+    arguments += [word for name, value in (WINDOW | options).items() for word in ("--option", f"{name}={value}")]
     with watching.driver(tmp_path, *arguments) as first:
         first.read_until("completed", 2)
         first.process.send_signal(signal.SIGKILL)
@@ -125,6 +127,7 @@ def test_a_killed_driver_is_resumed_by_the_next_one(
 
 def test_a_worker_killed_on_a_cluster_of_executors(spark: SparkSession, rows: Rows, tmp_path: Path) -> None:
     arguments = ["--input", str(rows.folder), "--slots", "3", "--row-cost-ms", str(ROW_COST_MS)]
+    arguments += ["--option", "network.window=4kb"]
     with watching.driver(tmp_path, "--master", "local-cluster[2,2,1024]", *arguments) as cluster:
         cluster.read_until("completed", 2)
         state = next(line for line in reversed(cluster.lines) if line.startswith("state running"))

@@ -177,12 +177,28 @@ class Coordinator:
             self._failure = JobFailure(f"The coordinator failed: {type(error).__name__}: {error}")
             self._state = JobState.FAILED
         finally:
+            self._clean_up()
             self._close()
             self._publish()
             self._finished.set()
             self._draining.release_all()
             for call in self._on_finish:
                 call()
+
+    def _clean_up(self) -> None:
+        """Unless another driver has taken over: then what lies there may be its."""
+        if self._basis is None or self._launched is not None or isinstance(self._failure, Superseded):
+            return
+        generation = self._basis.generation
+
+        def then(error: BaseException | None) -> None:
+            if error is not None:
+                log.warning("Query %r left unfinished files behind: %s", self._spec.name, error)
+
+        self._storing.submit(lambda: self._durable.clean_up(generation), then)
+        self._storing.close()
+        for note in self._mailbox.take():
+            note()
 
     def _close(self) -> None:
         if self._launched is not None:

@@ -29,6 +29,9 @@ from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifes
 from tidegate.storage.store import Store
 from tidegate.worker.restoring import read_source_states
 
+# A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
+_REMEMBERED_COMMITTABLES = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationBasis:
@@ -58,6 +61,7 @@ class DurableJob:
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._retained = retained
+        self._committed: dict[bytes, None] = {}
         self._log = JobLog(store, driver=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
 
     def check_compatible(self) -> None:
@@ -70,8 +74,13 @@ class DurableJob:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
         generation = self._log.start_generation(parallelism=self._parallelism, at_ms=at_ms)
         entries = self._log.read()
-        for completed in uncommitted(entries):
-            self.commit(completed.checkpoint, self._manifest(completed))
+        open_ids = {completed.checkpoint for completed in uncommitted(entries)}
+        for completed in retained_checkpoints(entries):
+            stored = self._manifest(completed)
+            if completed.checkpoint in open_ids:
+                self.commit(completed.checkpoint, stored)
+            else:
+                self._remember(stored)
         self._committer.discard_uncommitted([], generation)
         newest = newest_completed(entries)
         manifest = None if newest is None else self._manifest(newest)
@@ -96,9 +105,11 @@ class DurableJob:
         return path
 
     def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
-        committables = [committable for part in manifest.committables for committable in part.committables]
+        """What an earlier checkpoint has committed already is left out: a reader may have taken it away since."""
+        committables = [c for c in _committables(manifest) if c not in self._committed]
         self._committer.commit(committables, permit_logged(checkpoint))
         self._log.append(Committed(checkpoint=checkpoint))
+        self._remember(manifest)
 
     def retire(self) -> None:
         """Remove what retention no longer keeps, and what failed checkpoints before it left behind."""
@@ -116,6 +127,17 @@ class DurableJob:
             if folder is not None and folder.checkpoint < min(staying, default=CheckpointId(0)):
                 assert str(folder) not in kept
                 self._store.delete(path)
+
+    def clean_up(self, generation: Generation) -> None:
+        """Once all slots of `generation` are gone: remove what they prepared and no completed checkpoint holds."""
+        held = [self._manifest(completed) for completed in uncommitted(self._log.read())]
+        keep = [committable for manifest in held for committable in _committables(manifest)]
+        self._committer.discard_uncommitted(keep, Generation(generation + 1))
+
+    def _remember(self, manifest: Manifest) -> None:
+        self._committed.update(dict.fromkeys(_committables(manifest)))
+        while len(self._committed) > _REMEMBERED_COMMITTABLES:
+            del self._committed[next(iter(self._committed))]
 
     def _manifest(self, completed: CheckpointCompleted) -> Manifest:
         return decode_manifest(self._store.read(completed.manifest), name=completed.manifest)
@@ -143,3 +165,7 @@ class DurableJob:
                 f"{where} belongs to a query with {len(manifest.plan_fingerprint)} parts and this one has "
                 f"{len(self._fingerprint)}: go back to the old query or use a new checkpointLocation."
             )
+
+
+def _committables(manifest: Manifest) -> list[bytes]:
+    return [committable for part in manifest.committables for committable in part.committables]

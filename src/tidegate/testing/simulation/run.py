@@ -35,6 +35,8 @@ from tidegate.worker.settings import SlotSettings
 
 # In every round everything gets its turn once; the smallest windows need some 3000 of them.
 _DRAIN_ROUNDS = 20_000
+# Idle time passes quickly once faults have stopped; the faulty part has looked at every millisecond.
+_DRAIN_TICK_MS = 10.0
 # Paces change this often while faults strike, so that now one task, now another is the slow one.
 _TURNS_PER_PACE = 200
 _PACES = (0.05, 1.0, 1.0, 4.0)
@@ -158,6 +160,7 @@ class _Run:
     def _round(self) -> bool:
         """Everything once, in any order; whether anything moved."""
         self.turns += len(self._actions)
+        self.world.clock.now_ms += self.random.random() * _DRAIN_TICK_MS
         actions = list(self._actions)
         self.random.shuffle(actions)
         if self._driver.must_restart:
