@@ -53,6 +53,8 @@ def _choice(*choices: str) -> Callable[[str, str], str]:
 
 
 def _text(name: str, text: str) -> str:
+    if not text.strip():
+        raise OptionError(f"Option {name!r} is empty: write a value or leave it out.")
     return text
 
 

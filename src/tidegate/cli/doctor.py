@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tidegate.cli.machine import PAGE_PORT, Facts, gather
+from tidegate.cli.machine import Facts, gather
 from tidegate.model.errors import TidegateError
 from tidegate.model.units import format_bytes, format_ms
 from tidegate.spark.java import TESTED_MAJORS, JavaHome, JavaLookup, JavaProblem, ensure_java, parse_version
@@ -58,7 +58,6 @@ def examine(facts: Facts) -> list[Finding]:
         _cores(facts.cores),
         _memory(facts.memory_bytes),
         _loopback(facts.loopback_problem),
-        _page_port(facts.page_port_problem),
         _unix_sockets(facts.unix_socket_problem),
         _temp_folder(facts),
         *_settings(facts),
@@ -153,17 +152,6 @@ def _loopback(problem: str | None) -> Finding:
     if problem is not None:
         return Finding("loopback", Status.FIX, f"no port can be bound: {problem}", "allow sockets on 127.0.0.1")
     return Finding("loopback", Status.OK, "ports can be bound on 127.0.0.1")
-
-
-def _page_port(problem: str | None) -> Finding:
-    if problem is not None:
-        return Finding(
-            f"port {PAGE_PORT}",
-            Status.WARN,
-            f"{problem}: a query's page takes the next free port",
-            ".option('ui.port', …) chooses one",
-        )
-    return Finding(f"port {PAGE_PORT}", Status.OK, "free for a query's page")
 
 
 def _unix_sockets(problem: str | None) -> Finding:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tidegate.spark.java import JavaLookup, find_java
 
-PAGE_PORT = 4400
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "pandas")
 
 
@@ -29,7 +28,6 @@ class Facts:
     packages: Mapping[str, str | None]
     cores: int
     memory_bytes: int | None
-    page_port_problem: str | None
     loopback_problem: str | None
     unix_socket_problem: str | None
     temp_folder: str
@@ -48,7 +46,6 @@ def gather() -> Facts:
         packages={name: _installed_version(name) for name in _PACKAGES},
         cores=_usable_cores(),
         memory_bytes=_memory_bytes(),
-        page_port_problem=_bind_problem(PAGE_PORT),
         loopback_problem=_bind_problem(0),
         unix_socket_problem=_unix_socket_problem(),
         temp_folder=temp_folder,
