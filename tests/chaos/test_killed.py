@@ -5,17 +5,18 @@ import random
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+import tidegate as tg
 from tests.chaos import job, watching
 from tests.chaos.watching import await_checkpoints, await_end, generation, kill_worker, pids, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 ROWS = 15_000
+FILES = 24  # a reader gives out a small file at once: the size of a file is the least that can be in flight
 ROW_COST_MS = 0.4
 # Narrow: what waits in front of an aligned barrier is then processed within a few tens of milliseconds.
 WINDOW = {"network.window": "4kb"}
@@ -39,7 +40,7 @@ class Rows:
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     folder = tmp_path_factory.mktemp("rows")
-    job.make_input(spark, folder, rows=ROWS, files=8)
+    job.make_input(spark, folder, rows=ROWS, files=FILES)
     return Rows(folder, job.sparks_answer(spark, folder))
 
 
@@ -52,7 +53,7 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(seed)
 
 
-def start(spark: SparkSession, rows: Rows, folder: Path, slots: int, options: dict[str, str]) -> Any:
+def start(spark: SparkSession, rows: Rows, folder: Path, slots: int, options: dict[str, str]) -> tg.StreamingQuery:
     return job.start(
         spark,
         folder,
@@ -62,6 +63,11 @@ def start(spark: SparkSession, rows: Rows, folder: Path, slots: int, options: di
         input_folder=rows.folder,
         options=WINDOW | options,
     )
+
+
+def runs_in(query: tg.StreamingQuery, number: int, slots: int) -> bool:
+    assert query.isActive, "the job ended before it was struck: make its input longer"
+    return generation(query) == number and len(pids(query)) == slots
 
 
 @pytest.mark.parametrize(("slots", "options"), MODES)
@@ -95,7 +101,7 @@ def test_workers_killed_one_after_the_other(
     query = start(spark, rows, tmp_path, slots, options)
     await_checkpoints(query, 2)
     first = kill_worker(query, chance.randrange(slots))
-    until(lambda: generation(query) == 2 and len(pids(query)) == slots, what="the second generation")
+    until(lambda: runs_in(query, 2, slots), what="the second generation")
     assert first not in pids(query)
     await_checkpoints(query, len(watching.completed_ids(query)) + 2)
     kill_worker(query, chance.randrange(slots))

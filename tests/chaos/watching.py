@@ -41,7 +41,8 @@ def await_checkpoints(query: tg.StreamingQuery, count: int) -> None:
 
 
 def pids(query: tg.StreamingQuery) -> tuple[int, ...]:
-    return query._coordinator.view().slot_pids
+    progress = query.lastProgress
+    return () if progress is None else tuple(slot["pid"] for slot in progress["slots"])
 
 
 def generation(query: tg.StreamingQuery) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms, parse_size_bytes
+from tidegate.network.address import parse_ports
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 
@@ -55,6 +56,11 @@ def _choice(*choices: str) -> Callable[[str, str], str]:
 def _text(name: str, text: str) -> str:
     if not text.strip():
         raise OptionError(f"Option {name!r} is empty: write a value or leave it out.")
+    return text
+
+
+def _ports(name: str, text: str) -> str:
+    parse_ports(_text(name, text))  # said here and not by a slot, where it would be a failure of the job
     return text
 
 
@@ -162,7 +168,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
         OptionSpec(
             "network.ports",
             "any",
-            _text,
+            _ports,
             "ports that slots listen on: any, 4000-4010, 4000,4002",
             "taskmanager.data.port",
         ),

@@ -11,12 +11,14 @@ from typing import Any, NoReturn
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
+from tidegate.api.places import missing_folders, path_option, refuse_own_output, remove_empty
 from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_sink, open_source
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import OptionError, TidegateError
+from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, Sink
 from tidegate.plan.physical import JobPlan
@@ -71,6 +73,8 @@ class DataStreamWriter:
         return self
 
     def outputMode(self, outputMode: str) -> "DataStreamWriter":
+        if not isinstance(outputMode, str):
+            raise OptionError(f"The output mode is {outputMode!r}: write append or update.")
         self._output_mode = outputMode.strip().lower()
         return self
 
@@ -143,19 +147,23 @@ class DataStreamWriter:
         spark = self._df.sparkSession
         facts = check_session(spark)
         query_options = read_options(own, _session_options(spark))
-        location, is_passing = self._location(query_options, sink)
-        sink = _settled(sink, location)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
-        self._refuse_taken(location, name)
-        claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
+        claim: SlotClaim | None = None
+        location, is_passing = self._location(query_options, sink)
+        absent = missing_folders([location, path_option(sink.options.items()) or location])
         try:
+            sink = _settled(sink, location)
+            self._refuse_taken(location, name)
+            claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
             return self._start(
                 root, sink, query_options, spark, facts, claim, name=name, location=location, is_passing=is_passing
             )
         except BaseException:
-            release_slots(claim)
+            if claim is not None:
+                release_slots(claim)
             if is_passing:
                 shutil.rmtree(location, ignore_errors=True)
+            remove_empty(absent)
             raise
 
     def explain(self, extended: bool = False) -> None:
@@ -196,6 +204,7 @@ class DataStreamWriter:
         for vertex in plan.vertices:
             if vertex.source is not None:
                 open_source(vertex.source)
+        refuse_own_output(plan, sink)
         driver_host = _LOOPBACK if facts.is_local else str(spark.conf.get("spark.driver.host"))
         slot_host = _LOOPBACK if facts.is_local else HOST_OF_EXECUTOR
         spec = JobSpec(
@@ -219,6 +228,9 @@ class DataStreamWriter:
             advertised_host=options.advertised_host,
             ports=options.ports,
         )
+        if facts.is_local:
+            # Slots listen on this host: an address that cannot be listened on is better found here.
+            Listener(bind_host=spec.slot_bind_host, advertised_host=spec.advertised_host, ports=spec.ports).close()
         use_driver_interpreter(spark)
         launcher = SparkLauncher(spark, query_name=name)
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())

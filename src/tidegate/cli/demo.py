@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,18 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tidegate.api.demo_job import SLOTS, open_session, start_overloaded
+from tidegate.api.query import StreamingQuery
 from tidegate.coordinator.views import CheckpointView
 from tidegate.model.units import format_bytes, format_ms
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tidegate.api.query import StreamingQuery
-
-_ROW_COST_S = 0.001
-_PAYLOAD_BYTES = 200
-_SLOTS = 2
 
 
 @dataclass(slots=True)
@@ -58,17 +50,17 @@ def run(seconds: float) -> int:
         Phase("auto", "auto", "aligned, and unaligned after one second of waiting"),
     ]
     console.print(
-        f"A source that is far too fast, a shuffle over {_SLOTS} slots, a keyed Python function that takes 1 ms a row."
+        f"A source that is far too fast, a shuffle over {SLOTS} slots, a keyed Python function that takes 1 ms a row."
         f"\nThe same job runs three times for {seconds:.0f} s, with a checkpoint due every 2 s:"
     )
     for phase in phases:
         console.print(f"  {phase.name:<10} {phase.explanation}", highlight=False)
     with console.status("Starting Spark ..."), _quiet_stderr():
-        spark = _session()
+        spark = open_session()
     try:
         with Live(_screen(phases), console=console, refresh_per_second=4) as live:
             for phase in phases:
-                query = _start(spark, phase)
+                query = start_overloaded(spark, name=f"demo-{phase.name}", unaligned=phase.unaligned)
                 try:
                     _watch(query, phase, seconds, lambda: live.update(_screen(phases)))
                 finally:
@@ -82,11 +74,12 @@ def run(seconds: float) -> int:
     finally:
         with _quiet_stderr():
             spark.stop()
+    console.print()
     console.print(_summary(phases))
     return 0
 
 
-def _watch(query: "StreamingQuery", phase: Phase, seconds: float, refresh: Any) -> None:
+def _watch(query: StreamingQuery, phase: Phase, seconds: float, refresh: Any) -> None:
     phase.state = "starting"
     running_since: float | None = None
     while query.isActive:
@@ -108,65 +101,6 @@ def _watch(query: "StreamingQuery", phase: Phase, seconds: float, refresh: Any) 
     query.awaitTermination()  # says why it ended by itself
 
 
-def _start(spark: "SparkSession", phase: Phase) -> "StreamingQuery":
-    import tidegate as tg
-
-    return (
-        tg.writeStream(_overloaded(spark))
-        .format("noop")
-        .option("parallelism", _SLOTS)
-        .option("checkpoint.interval", "2s")
-        .option("checkpoint.unaligned", phase.unaligned)
-        .option("network.window", "256kb")
-        .queryName(f"demo-{phase.name}")
-        .start()
-    )
-
-
-def _overloaded(spark: "SparkSession") -> "DataFrame":
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-
-    class SlowCount(StatefulProcessor):
-        """A lookup, a model, a call to somewhere: a millisecond a row."""
-
-        def init(self, handle: Any) -> None:
-            self._count = handle.getValueState("count", "n long")
-
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[tuple[int, int]]:
-            n = self._count.get()[0] if self._count.exists() else 0
-            for _ in rows:
-                time.sleep(_ROW_COST_S)
-                n += 1
-            self._count.update((n,))
-            yield (key[0], n)
-
-        def close(self) -> None:
-            return
-
-    def with_payload(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        import pyarrow as pa
-
-        for batch in batches:
-            payload = pa.repeat(pa.scalar("x" * _PAYLOAD_BYTES), batch.num_rows)
-            yield pa.RecordBatch.from_arrays([batch.column(0), payload], ["k", "payload"])
-
-    source = spark.readStream.format("rate").option("rowsPerSecond", 1_000_000).load()
-    rows = source.selectExpr("value % 1000 as k").mapInArrow(with_payload, "k long, payload string")
-    return rows.groupBy("k").transformWithState(SlowCount(), "k long, n long", "Append", "None")
-
-
-def _session() -> "SparkSession":
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master(f"local[{_SLOTS + 1}]").appName("tidegate-demo")
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
-
-
 def _screen(phases: list[Phase]) -> Group:
     done = sum(phase.share_done for phase in phases)
     table = Table(title="Checkpoints under backpressure", title_justify="left")
@@ -186,7 +120,7 @@ def _screen(phases: list[Phase]) -> Group:
             format_ms(max(durations_ms)) if durations_ms else "",
             _inflight(phase),
         )
-    return Group(table, ProgressBar(total=len(phases), completed=done, width=60), "")
+    return Group(table, ProgressBar(total=len(phases), completed=done, width=60))
 
 
 def _inflight(phase: Phase) -> str:

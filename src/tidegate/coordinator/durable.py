@@ -74,13 +74,12 @@ class DurableJob:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
         generation = self._log.start_generation(parallelism=self._parallelism, at_ms=at_ms)
         entries = self._log.read()
-        open_ids = {completed.checkpoint for completed in uncommitted(entries)}
-        for completed in retained_checkpoints(entries):
-            stored = self._manifest(completed)
-            if completed.checkpoint in open_ids:
-                self.commit(completed.checkpoint, stored)
-            else:
-                self._remember(stored)
+        still_open = uncommitted(entries)
+        settled = [c for c in retained_checkpoints(entries) if c not in still_open]
+        if still_open and settled:
+            self._remember(self._manifest(settled[-1]))
+        for completed in still_open:
+            self.commit(completed.checkpoint, self._manifest(completed))
         self._committer.discard_uncommitted([], generation)
         newest = newest_completed(entries)
         manifest = None if newest is None else self._manifest(newest)
@@ -105,7 +104,14 @@ class DurableJob:
         return path
 
     def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
-        """What an earlier checkpoint has committed already is left out: a reader may have taken it away since."""
+        """Commit it, and before it whatever an earlier commit that failed has left: the log's order is kept."""
+        for completed in uncommitted(self._log.read()):
+            if completed.checkpoint < checkpoint:
+                self._commit_one(completed.checkpoint, self._manifest(completed))
+        self._commit_one(checkpoint, manifest)
+
+    def _commit_one(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
+        # What an earlier checkpoint has committed already is left out: a reader may have taken it away since.
         committables = [c for c in _committables(manifest) if c not in self._committed]
         self._committer.commit(committables, permit_logged(checkpoint))
         self._log.append(Committed(checkpoint=checkpoint))

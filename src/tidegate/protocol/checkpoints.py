@@ -118,6 +118,9 @@ class Checkpoints:
                 self._requested -= 1
                 actions.append(self._trigger(now_ms))
             elif now_ms >= max(self._next_periodic_ms, self._pause_until_ms):
+                # A fixed rate, but what was missed while none could start is not made up for.
+                missed = (now_ms - self._next_periodic_ms) // self._settings.interval_ms
+                self._next_periodic_ms += (missed + 1) * self._settings.interval_ms
                 actions.append(self._trigger(now_ms))
         return actions
 
@@ -128,6 +131,9 @@ class Checkpoints:
         pending.waiting_for.discard(slot)
         if pending.waiting_for:
             return []
+        if any(newer.is_storing for id, newer in self._pending.items() if id > checkpoint):
+            # Behind a newer one in the log it would count as the newest, and be restored although that is committed.
+            return self._fail(checkpoint, FailureReason.SUBSUMED)
         pending.is_storing = True
         return [Complete(checkpoint)]
 
@@ -163,8 +169,6 @@ class Checkpoints:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
         self._pending[checkpoint] = _Pending(now_ms, set(self._slots))
-        # A fixed rate, but what was missed while none could start is not made up for.
-        self._next_periodic_ms = max(self._next_periodic_ms + self._settings.interval_ms, now_ms)
         return Trigger(checkpoint)
 
     def _fail(self, checkpoint: CheckpointId, reason: FailureReason) -> list[CheckpointAction]:

@@ -95,9 +95,16 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
     try:
         checker.checkForStreaming(df._jdf.queryExecution().analyzed(), spark_mode)
     except AnalysisException as refusal:
-        raise UnsupportedPlan(str(refusal).split(";\n", 1)[0].strip()) from None
+        raise UnsupportedPlan(_sparks_sentence(refusal, mode)) from None
     if mode == "complete":
         raise UnsupportedPlan("Output mode complete is not available: use update, which emits the changed groups.")
+
+
+def _sparks_sentence(refusal: Exception, mode: str) -> str:
+    """Spark's own words without its codes, and what to write instead where that is plain."""
+    words = re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+$", "", str(refusal).split(";\n", 1)[0].strip())
+    other = {"append": "update", "update": "append"}.get(mode)
+    return words if other is None or "output mode" not in words else f"{words} Use outputMode('{other}')."
 
 
 def _require_classic(df: object) -> None:

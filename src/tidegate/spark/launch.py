@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -109,7 +110,14 @@ class SparkLaunch:
             return Cancelled()
         if self._spark.sparkContext._jsc is None:  # the session was stopped
             return Cancelled()
-        return Broken(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return Broken(reason_in(str(error)) or type(error).__name__)
+
+
+def reason_in(text: str) -> str:
+    """What went wrong, out of Spark's many lines: the last word before Java's stack begins, without the package."""
+    lines = [line.strip() for line in text.split("\n\tat ", 1)[0].splitlines()]
+    said = [line for line in lines if line and not line.startswith("SQLSTATE:")]
+    return re.sub(r"^(?:: )?(?:[\w$]+\.)+(\w+: )", r"\1", said[-1]) if said else ""
 
 
 def _condition_of(error: Exception) -> str | None:

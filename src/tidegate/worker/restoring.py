@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.model.elements import EndOfInput, NumberedElement
+from tidegate.model.elements import Batch, EndOfInput, NumberedElement
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, SlotIndex, TaskId
 from tidegate.plan.physical import JobPlan
@@ -46,7 +46,10 @@ def restore_slot(store: Store, manifest_path: str, plan: JobPlan, slot: SlotInde
     source_states = {stored.key.task: bytes(stored.data) for stored in own.sections(kind="source")}
     incoming = [r for r in manifest.channels if r.channel.receiver == slot]
     captured = _captured_elements(store, manifest, plan, incoming, own=own, slot=slot)
-    recovered = {r.channel: _recovered_channel(r, captured.get(r.channel, [])) for r in incoming}
+    schemas = {edge.id: edge.schema for edge in plan.edges}
+    recovered = {
+        r.channel: _recovered_channel(r, captured.get(r.channel, []), schemas[r.channel.edge]) for r in incoming
+    }
     return SlotRestore(
         sections=sections,
         source_states=source_states,
@@ -98,17 +101,25 @@ def _elements_of(
     return found
 
 
-def _recovered_channel(stored: ChannelRange, elements: list[tuple[Sequence, NumberedElement]]) -> RecoveredChannel:
+def _recovered_channel(
+    stored: ChannelRange, elements: list[tuple[Sequence, NumberedElement]], schema: pa.Schema
+) -> RecoveredChannel:
     sequences = [sequence for sequence, _ in elements]
     if sequences != list(range(stored.first, stored.n)):
         raise Damaged(
             f"Channel {stored.channel} should have the elements {stored.first} to {stored.n} in flight, "
             f"but the checkpoint holds {sequences[:3]}...: start from another checkpoint."
         )
-    # An end mark belongs to the run that wrote it: this run's sources say themselves when they end.
-    arrived = tuple(
-        Arrived(sequence, CheckpointId(0), element, element_bytes(element))
-        for sequence, element in elements
-        if not isinstance(element, EndOfInput)
-    )
+    recovered = [(sequence, _in_this_run(element, schema)) for sequence, element in elements]
+    arrived = tuple(Arrived(sequence, CheckpointId(0), e, element_bytes(e)) for sequence, e in recovered)
     return RecoveredChannel(arrived, stored.n)
+
+
+def _in_this_run(element: NumberedElement, schema: pa.Schema) -> NumberedElement:
+    """An end mark belongs to the run that wrote it: this run's sources say themselves when they end.
+
+    Its place is kept by an empty batch: a hole in the sequence would be in the next capture, too.
+    """
+    if isinstance(element, EndOfInput):
+        return Batch(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema))
+    return element

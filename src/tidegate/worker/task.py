@@ -211,7 +211,9 @@ class Task:
     def _take(self, take: TakeSnapshot) -> None:
         """Flush, forward the barrier ahead of all that follows, freeze the state: in this order, at once."""
         started_ms = self.clock.monotonic_ms()
-        first_barrier_ms = self._first_barrier_ms.pop(take.checkpoint, started_ms)
+        first_barrier_ms = self._first_barrier_ms.get(take.checkpoint, started_ms)
+        # With it go those that were aborted, and those whose last barriers came after their snapshot.
+        self._first_barrier_ms = {id: ms for id, ms in self._first_barrier_ms.items() if id > take.checkpoint}
         for operator, emit in zip(self.operators, self._emits, strict=True):
             operator.before_barrier(emit)
         if self.output is not None:

@@ -26,6 +26,7 @@ class SimSource:
     rows_per_split: int
     keys: int
     skew: float
+    most_rows_per_poll: int
 
     def enumerator(self, *, parallelism: int, available_now: bool) -> "SimEnumerator":
         return SimEnumerator(self, parallelism)
@@ -84,7 +85,7 @@ class SimReader:
 
     def poll(self, max_rows: int) -> Polled:
         for split, position in self._positions.items():
-            keys = self.source.keys_of(split)[position : position + max_rows]
+            keys = self.source.keys_of(split)[position : position + min(max_rows, self.source.most_rows_per_poll)]
             if keys:
                 self._positions[split] = position + len(keys)
                 values = range(position, position + len(keys))

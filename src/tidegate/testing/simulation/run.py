@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from itertools import accumulate
 from random import Random
+from typing import assert_never
 from unittest.mock import patch
 
 from tidegate.connectors import registry
@@ -34,13 +36,23 @@ from tidegate.worker.restoring import restore_slot
 from tidegate.worker.settings import SlotSettings
 
 # In every round everything gets its turn once; the smallest windows need some 3000 of them.
-_DRAIN_ROUNDS = 20_000
+_DRAIN_ROUNDS = 4_000
 # Idle time passes quickly once faults have stopped; the faulty part has looked at every millisecond.
 _DRAIN_TICK_MS = 10.0
 # Paces change this often while faults strike, so that now one task, now another is the slow one.
 _TURNS_PER_PACE = 200
 _PACES = (0.05, 1.0, 1.0, 4.0)
-_CRASHES_IN_A_ROW = 30
+# Enough for every strike to find checkpoints, whatever the pace.
+_FAULTY_TURNS = 8000
+
+
+class Strike(Enum):
+    """How the job is made to start again."""
+
+    CRASH = "everything is gone between two turns"
+    IN_A_WRITE = "everything is gone at one of the next writes, whoever does it"
+    WHILE_STORING = "everything is gone between state files, manifest, log entry and commit"
+    RESTART_IN_PLACE = "a task failed; the processes stay, and with them what they have not sent yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,10 @@ class _Run:
         self.turns = 0
         self.checkpoints = 0
         self.crashes = 0
+        self.strikes = 0
+        self._strike = Strike.CRASH
+        self._strike_after = 0
+        self._turns_until_strike = 0
         self._store = SimStore(self.world)
         self._plan = scenario.plan()
         self._settings = SlotSettings(
@@ -110,37 +126,67 @@ class _Run:
             yield
 
     def play(self) -> None:
-        scenario, world = self.scenario, self.world
-        world.crash_rate, world.flaky_rate = scenario.store_crash_rate, scenario.store_flaky_rate
-        world.interlude = self._let_zombies_work
-        self._guarded(self._boot)
-        while self.turns < scenario.faulty_turns and not self._driver.has_finished:
-            self._guarded(self._strike_or_act)
-        world.crash_rate = world.flaky_rate = 0.0
-        world.note("faults stop")
+        self.world.flaky_rate = self.scenario.store_flaky_rate
+        self.world.interlude = self._let_zombies_work
+        self._boot()
+        while self.turns < _FAULTY_TURNS and not self._driver.has_finished:
+            self._guarded(self._play_faulty)
+        self.world.effects_until_crash = None
+        self.world.flaky_rate = 0.0
+        self.world.note("faults stop")
         self._drain()
         self._check_result()
 
     # -- turns
 
-    def _strike_or_act(self) -> None:
-        """Faults come between any two actions."""
+    def _play_faulty(self) -> None:
+        """Some turns at one pace. Faults come between any two actions."""
         scenario, random = self.scenario, self.random
         weights = list(accumulate(random.choice(_PACES) for _ in self._actions))
         for action in random.choices(self._actions, cum_weights=weights, k=_TURNS_PER_PACE):
             self.turns += 1
-            fault = random.random()
-            if (fault := fault - scenario.crash_rate) < 0:
-                raise Crash
-            if (fault := fault - scenario.restart_rate) < 0 or self._driver.must_restart:
+            self._strike_when_due()
+            if self._driver.must_restart:
                 self._driver.start_generation()
-            elif (fault := fault - scenario.abort_rate) < 0:
+            fault = random.random()
+            if fault < scenario.abort_rate:
                 self._driver.abort(random.randrange)
-            elif fault - scenario.stall_rate < 0:
+            elif fault > 1.0 - scenario.stall_rate:
                 self.world.clock.now_ms += scenario.checkpoints.timeout_ms
             action()
             if self._driver.has_finished:
                 return
+
+    def _arm(self) -> None:
+        """Strike next after so many checkpoints, so that most restores find a new one with rows in flight."""
+        self._strike = self.random.choice(list(Strike))
+        self._strike_after = self._driver.completed + self.random.randint(0, 1)
+        self._turns_until_strike = self.random.randint(0, 60)
+
+    def _strike_when_due(self) -> None:
+        if self.strikes >= self.scenario.strikes or self._driver.completed < self._strike_after:
+            return
+        self._turns_until_strike -= 1
+        if self._turns_until_strike > 0 or (
+            self._strike is Strike.WHILE_STORING and not self._driver.storing.has_work()
+        ):
+            return
+        self.strikes += 1
+        strike = self._strike
+        self._arm()
+        match strike:
+            case Strike.CRASH:
+                raise Crash
+            case Strike.IN_A_WRITE:
+                self.world.effects_until_crash = self.random.randint(1, 20)
+            case Strike.WHILE_STORING:
+                self.world.effects_until_crash = self.random.randint(1, 12)
+                while self._driver.storing.work_once():
+                    pass
+            case Strike.RESTART_IN_PLACE:
+                self._driver.start_generation()
+            case unreachable:
+                assert_never(unreachable)
 
     def _drain(self) -> None:
         for _ in range(_DRAIN_ROUNDS):
@@ -150,7 +196,7 @@ class _Run:
         else:
             raise SimulationFailed(f"no progress: not finished {_DRAIN_ROUNDS} rounds after the faults stopped")
         while self._round():
-            pass  # grants that are still on their way
+            pass  # Nothing new starts any more: what is left are grants on their way.
         for slot in self._slots:
             assert slot.tasks is not None
             for output in slot.tasks.outputs:
@@ -165,7 +211,7 @@ class _Run:
         self.random.shuffle(actions)
         if self._driver.must_restart:
             self._driver.start_generation()
-        return any([action() for action in actions])
+        return sum(action() for action in actions) > 0
 
     def _guarded(self, play: Callable[[], None]) -> None:
         try:
@@ -196,14 +242,14 @@ class _Run:
         if self.scenario.leaves_zombies:
             # The old processes are cut off, but what they had begun to write may still get through.
             self._zombies = [self._driver.storing, *(slot.background for slot in self._slots)]
-        for attempt in range(_CRASHES_IN_A_ROW):
-            if attempt == _CRASHES_IN_A_ROW - 1:
-                self.world.crash_rate = 0.0
-            try:
-                self._boot()
-                return
-            except Crash:
-                self.world.note("crash while starting")
+        if self.random.random() < 0.3:
+            # Once more, while it starts: the commits that it does again are cut short as well.
+            self.world.effects_until_crash = self.random.randint(1, 12)
+        try:
+            self._boot()
+        except Crash:
+            self.world.note("crash while starting")
+            self._boot()
 
     def _boot(self) -> None:
         """New processes, which know nothing but what is in the store."""
@@ -223,6 +269,7 @@ class _Run:
             self.world, self._store, self.scenario, self._plan, deploy=self._deploy, tell=self._tell
         )
         self._driver.start_generation()
+        self._arm()
         driver = self._driver
         self._actions = [action for slot in self._slots for action in slot.actions(self._indexes)]
         self._actions += [partial(self._read_outbox, slot) for slot in self._slots]
@@ -258,9 +305,9 @@ class _Run:
             self._zombie_work()
 
     def _zombie_work(self) -> None:
-        crash_rate, self.world.crash_rate = self.world.crash_rate, 0.0
+        effects, self.world.effects_until_crash = self.world.effects_until_crash, None
         self.random.choice(self._zombies).work_once()
-        self.world.crash_rate = crash_rate
+        self.world.effects_until_crash = effects
 
     # -- what must be true
 

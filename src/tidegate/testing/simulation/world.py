@@ -49,7 +49,7 @@ class World:
     hidden: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     published: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     trace: deque[str] = field(default_factory=lambda: deque(maxlen=_TRACED))
-    crash_rate: float = 0.0
+    effects_until_crash: int | None = None
     flaky_rate: float = 0.0
     interlude: Callable[[], None] | None = None
 
@@ -65,8 +65,11 @@ class World:
                 interlude()
             finally:
                 self.interlude = interlude
-        if self.crash_rate and self.random.random() < self.crash_rate:
-            raise Crash
+        if self.effects_until_crash is not None:
+            self.effects_until_crash -= 1
+            if self.effects_until_crash <= 0:
+                self.effects_until_crash = None
+                raise Crash
 
 
 class SimStore:
@@ -137,6 +140,9 @@ class SimBackground:
 
     def close(self) -> None:
         self._work.clear()
+
+    def has_work(self) -> bool:
+        return bool(self._work)
 
     def work_once(self) -> bool:
         if not self._work:

@@ -1,0 +1,52 @@
+"""The folders of a query before it starts: which are not there yet, and which must not be the same.
+
+Must not make any: what a refused start leaves behind is what `remove_empty` could not find.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from tidegate.model.errors import OptionError
+from tidegate.plan.nodes import Sink
+from tidegate.plan.physical import JobPlan
+from tidegate.storage.store import local_path
+
+
+def missing_folders(places: Iterable[str]) -> list[Path]:
+    """The local ones of `places`, and their parents, that do not exist; inner ones first."""
+    missing: set[Path] = set()
+    for place in places:
+        path = local_path(place)
+        while path is not None and not path.exists():
+            missing.add(path)
+            path = path.parent
+    return sorted(missing, key=lambda folder: len(folder.parts), reverse=True)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not made, or in use by somebody else: both are fine
+            folder.rmdir()
+
+
+def path_option(options: Iterable[tuple[str, str]]) -> str | None:
+    return next((value for name, value in options if name.lower() == "path"), None)
+
+
+def refuse_own_output(plan: JobPlan, sink: Sink) -> None:
+    """A query that finds its results among its input never ends."""
+    written = _resolved(path_option(sink.options.items()))
+    for vertex in plan.vertices:
+        if vertex.source is None or written is None:
+            continue
+        if _resolved(path_option(vertex.source.options.items())) == written:
+            raise OptionError(
+                f"The query reads the folder {written} and writes to it, so it would read its own output: "
+                f"choose another path for the sink."
+            )
+
+
+def _resolved(place: str | None) -> Path | None:
+    path = None if place is None else local_path(place)
+    return None if path is None else path.resolve()

@@ -1,0 +1,377 @@
+"""The receiving side of barriers: what the machine asks of its gate, event by event."""
+
+import pytest
+
+from tidegate.model.errors import ProtocolViolation
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
+from tidegate.protocol.barriers import (
+    CaptureArrival,
+    CloseCapture,
+    Cut,
+    DropCapture,
+    GateAction,
+    GateBarriers,
+    TakeSnapshot,
+    TrimCapture,
+)
+from tidegate.protocol.kinds import CheckpointKind
+
+A = ChannelId(EdgeId(0), 0, 0)
+B = ChannelId(EdgeId(0), 1, 0)
+ALIGNED, UNALIGNED, SWITCHED = CheckpointKind.ALIGNED, CheckpointKind.UNALIGNED, CheckpointKind.SWITCHED
+
+
+class Gate:
+    """The machine with plain numbers; time stands still unless a test moves it."""
+
+    def __init__(self, switch_after_ms: float | None, channels: tuple[ChannelId, ...] = (A, B)) -> None:
+        start = Sequence(0)
+        self.machine = GateBarriers([(c, start, start) for c in channels], switch_after_ms=switch_after_ms)
+        self.now_ms = 0.0
+
+    def barrier(self, channel: ChannelId, checkpoint: int, before: int, age_ms: float = 0.0) -> list[GateAction]:
+        return self.machine.on_barrier(
+            channel, CheckpointId(checkpoint), before=Sequence(before), age_ms=age_ms, now_ms=self.now_ms
+        )
+
+    def cut(self, channel: ChannelId, checkpoint: int, held_from: int, before: int) -> list[GateAction]:
+        return self.machine.on_cut(channel, CheckpointId(checkpoint), cut(held_from, before), now_ms=self.now_ms)
+
+    def arrive(self, channel: ChannelId, sequence: int) -> list[GateAction]:
+        return self.machine.on_arrival(channel, Sequence(sequence), now_ms=self.now_ms)
+
+    def consume(self, channel: ChannelId, consumed: int) -> list[GateAction]:
+        return self.machine.on_consumed(channel, Sequence(consumed), now_ms=self.now_ms)
+
+    def at(self, now_ms: float) -> list[GateAction]:
+        self.now_ms = now_ms
+        return self.machine.on_time(now_ms)
+
+    def abort(self, checkpoint: int) -> list[GateAction]:
+        return self.machine.on_abort(CheckpointId(checkpoint))
+
+    def may_consume(self, channel: ChannelId, epoch: int = 0) -> bool:
+        return self.machine.may_consume(channel, epoch=CheckpointId(epoch))
+
+
+def cut(held_from: int, before: int) -> Cut:
+    return Cut(Sequence(held_from), Sequence(before))
+
+
+def take(checkpoint: int, kind: CheckpointKind, age_ms: float = 0.0) -> TakeSnapshot:
+    return TakeSnapshot(CheckpointId(checkpoint), kind, age_ms)
+
+
+def close(checkpoint: int, *cuts: tuple[ChannelId, Cut]) -> CloseCapture:
+    return CloseCapture(CheckpointId(checkpoint), cuts)
+
+
+def capture(checkpoint: int, channel: ChannelId) -> CaptureArrival:
+    return CaptureArrival(CheckpointId(checkpoint), channel)
+
+
+def trim(checkpoint: int, channel: ChannelId, sequence: int) -> TrimCapture:
+    return TrimCapture(CheckpointId(checkpoint), channel, Sequence(sequence))
+
+
+# -- aligned
+
+
+def test_aligned_a_channel_at_its_barrier_waits_until_all_have_reached_theirs() -> None:
+    gate = Gate(None)
+    gate.arrive(A, 0)
+    gate.arrive(B, 0)
+    assert gate.barrier(A, 1, before=0) == []
+    assert gate.cut(A, 1, 0, 0) == []
+    assert not gate.may_consume(A)
+    assert gate.may_consume(B)
+    assert gate.barrier(B, 1, before=1) == []
+    assert gate.cut(B, 1, 1, 1) == []
+    assert gate.machine.waiting_for(CheckpointId(1)) == {B}
+    assert gate.consume(B, 1) == [take(1, ALIGNED), close(1, (A, cut(0, 0)), (B, cut(1, 1)))]
+    assert gate.may_consume(A)
+    assert gate.may_consume(B)
+
+
+def test_aligned_a_channel_goes_on_up_to_its_barrier() -> None:
+    gate = Gate(None)
+    gate.arrive(A, 0)
+    gate.arrive(A, 1)
+    gate.barrier(A, 1, before=2)
+    assert gate.may_consume(A)
+    assert gate.consume(A, 1) == []
+    assert gate.may_consume(A)
+    assert gate.consume(A, 2) == []
+    assert not gate.may_consume(A)
+
+
+def test_aligned_never_captures_however_long_it_waits() -> None:
+    gate = Gate(None)
+    gate.barrier(A, 1, before=0)
+    gate.cut(A, 1, 0, 0)
+    assert gate.at(1e9) == []
+    assert gate.arrive(A, 0) == []
+    assert gate.machine.next_deadline_ms() is None
+
+
+def test_aligned_waits_for_the_cut_even_when_everything_is_consumed() -> None:
+    gate = Gate(None, (A,))
+    gate.arrive(A, 0)
+    assert gate.barrier(A, 1, before=1) == []
+    assert gate.consume(A, 1) == []
+    assert not gate.may_consume(A)
+    assert gate.cut(A, 1, 1, 1) == [take(1, ALIGNED), close(1, (A, cut(1, 1)))]
+
+
+def test_the_snapshot_carries_the_age_of_the_checkpoint() -> None:
+    gate = Gate(None, (A,))
+    gate.now_ms = 100.0
+    gate.barrier(A, 1, before=0, age_ms=30.0)
+    gate.now_ms = 112.0
+    assert gate.cut(A, 1, 0, 0) == [take(1, ALIGNED, age_ms=42.0), close(1, (A, cut(0, 0)))]
+
+
+# -- unaligned
+
+
+def test_unaligned_takes_at_the_first_barrier_and_closes_when_every_channel_is_cut() -> None:
+    gate = Gate(0.0)
+    gate.arrive(A, 0)
+    gate.arrive(B, 0)
+    assert gate.barrier(A, 1, before=1) == [take(1, UNALIGNED), trim(1, A, 1)]
+    assert gate.may_consume(A)
+    assert gate.may_consume(B)
+    assert gate.cut(A, 1, 1, 1) == [trim(1, A, 1)]
+    assert gate.arrive(B, 1) == [capture(1, B)]
+    assert gate.barrier(B, 1, before=2) == [trim(1, B, 2)]
+    assert gate.cut(B, 1, 2, 2) == [trim(1, B, 2), close(1, (A, cut(1, 1)), (B, cut(2, 2)))]
+
+
+def test_a_capture_closes_only_when_the_cut_is_known_and_all_below_it_has_arrived() -> None:
+    gate = Gate(0.0, (A,))
+    gate.arrive(A, 0)
+    assert gate.barrier(A, 1, before=4) == [take(1, UNALIGNED), trim(1, A, 4)]
+    assert gate.cut(A, 1, 3, 4) == [trim(1, A, 3)]
+    assert gate.arrive(A, 1) == [capture(1, A)]
+    assert gate.arrive(A, 2) == [capture(1, A), close(1, (A, cut(3, 4)))]
+
+
+def test_without_its_cut_a_capture_stays_open_although_all_below_the_barrier_has_arrived() -> None:
+    gate = Gate(0.0, (A,))
+    gate.barrier(A, 1, before=1)
+    assert gate.arrive(A, 0) == [capture(1, A)]
+    assert gate.at(1e6) == []
+    assert gate.cut(A, 1, 1, 1) == [trim(1, A, 1), close(1, (A, cut(1, 1)))]
+
+
+def test_what_stands_behind_the_barrier_is_not_captured() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=1)
+    assert gate.arrive(A, 0) == [capture(1, A)]
+    assert gate.arrive(A, 1) == []
+
+
+def test_what_the_sender_holds_is_trimmed_and_not_captured_again_when_it_arrives() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=3)
+    assert gate.arrive(A, 0) == [capture(1, A)]
+    assert gate.cut(A, 1, 1, 3) == [trim(1, A, 1)]
+    assert gate.arrive(A, 1) == []
+
+
+def test_a_channel_whose_barrier_is_unknown_is_captured_as_far_as_it_comes_and_trimmed_later() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=0)
+    assert [gate.arrive(B, 0), gate.arrive(B, 1)] == [[capture(1, B)], [capture(1, B)]]
+    assert gate.barrier(B, 1, before=1) == [trim(1, B, 1)]
+
+
+# -- switching
+
+
+def test_switching_starts_aligned_and_becomes_unaligned_in_place_at_its_deadline() -> None:
+    gate = Gate(50.0)
+    gate.arrive(A, 0)
+    gate.now_ms = 100.0
+    assert gate.barrier(A, 1, before=0, age_ms=20.0) == []
+    assert gate.machine.next_deadline_ms() == 130.0
+    assert not gate.may_consume(A)
+    assert gate.at(129.0) == []
+    assert gate.at(130.0) == [take(1, SWITCHED, age_ms=50.0), trim(1, A, 0)]
+    assert gate.may_consume(A)
+    assert gate.machine.next_deadline_ms() is None
+
+
+def test_switching_that_makes_it_in_time_stays_aligned() -> None:
+    gate = Gate(50.0)
+    for channel in (A, B):
+        gate.barrier(channel, 1, before=0)
+    gate.cut(A, 1, 0, 0)
+    assert gate.cut(B, 1, 0, 0) == [take(1, ALIGNED), close(1, (A, cut(0, 0)), (B, cut(0, 0)))]
+
+
+def test_a_barrier_that_is_older_than_the_deadline_switches_at_once() -> None:
+    gate = Gate(50.0, (A,))
+    assert gate.barrier(A, 1, before=1, age_ms=60.0) == [take(1, SWITCHED, age_ms=60.0), trim(1, A, 1)]
+
+
+@pytest.mark.parametrize("switch_after_ms", [None, 1000.0])
+def test_a_cut_below_its_barrier_forces_the_receiver_to_switch(switch_after_ms: float | None) -> None:
+    gate = Gate(switch_after_ms)
+    gate.arrive(A, 0)
+    gate.barrier(A, 1, before=2)
+    assert gate.cut(A, 1, 1, 2) == [take(1, SWITCHED), trim(1, A, 1)]
+
+
+# -- epochs
+
+
+def test_an_element_of_a_newer_epoch_is_not_consumed_before_its_cut_is_known() -> None:
+    gate = Gate(None, (A,))
+    gate.arrive(A, 0)
+    assert not gate.may_consume(A, epoch=1)
+    gate.barrier(A, 1, before=0)
+    assert not gate.may_consume(A, epoch=1)
+    assert gate.cut(A, 1, 0, 0) == [take(1, ALIGNED), close(1, (A, cut(0, 0)))]
+    assert gate.may_consume(A, epoch=1)
+    assert not gate.may_consume(A, epoch=2)
+
+
+def test_the_cut_of_an_aborted_checkpoint_still_opens_its_epoch() -> None:
+    gate = Gate(None, (A,))
+    gate.abort(1)
+    gate.barrier(A, 1, before=0)
+    assert not gate.may_consume(A, epoch=1)
+    assert gate.cut(A, 1, 0, 0) == []
+    assert gate.may_consume(A, epoch=1)
+
+
+# -- several at once
+
+
+def test_aligned_checkpoints_follow_one_another() -> None:
+    gate = Gate(None)
+    gate.arrive(A, 0)
+    for checkpoint, before in ((1, 0), (2, 1)):
+        gate.barrier(A, checkpoint, before=before)
+        gate.cut(A, checkpoint, before, before)
+    assert not gate.may_consume(A, epoch=1)
+    gate.barrier(B, 1, before=0)
+    assert gate.cut(B, 1, 0, 0) == [take(1, ALIGNED), close(1, (A, cut(0, 0)), (B, cut(0, 0)))]
+    assert gate.may_consume(A, epoch=1)
+    assert gate.consume(A, 1) == []
+    assert not gate.may_consume(A, epoch=2)
+    gate.barrier(B, 2, before=0)
+    assert gate.cut(B, 2, 0, 0) == [take(2, ALIGNED), close(2, (A, cut(1, 1)), (B, cut(0, 0)))]
+
+
+def test_an_element_that_stands_before_two_unaligned_barriers_is_captured_for_both() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=0)
+    gate.barrier(A, 2, before=0)
+    assert gate.arrive(B, 0) == [capture(1, B), capture(2, B)]
+    gate.barrier(B, 1, before=1)
+    assert gate.arrive(B, 1) == [capture(2, B)]
+
+
+def test_an_older_aligning_checkpoint_switches_together_with_a_newer_one() -> None:
+    gate = Gate(1000.0)
+    gate.barrier(A, 1, before=1)
+    gate.barrier(A, 2, before=2)
+    gate.cut(A, 1, 1, 1)
+    assert gate.cut(A, 2, 1, 2) == [take(1, SWITCHED), trim(1, A, 1), take(2, SWITCHED), trim(2, A, 1)]
+
+
+def test_a_newer_aligning_checkpoint_does_not_switch_with_an_older_one() -> None:
+    gate = Gate(1000.0)
+    gate.barrier(A, 1, before=1)
+    gate.barrier(A, 2, before=2)
+    assert gate.cut(A, 1, 0, 1) == [take(1, SWITCHED), trim(1, A, 0)]
+    assert gate.machine.waiting_for(CheckpointId(2)) == {A, B}
+
+
+# -- aborts
+
+
+def test_an_aborted_alignment_unblocks_its_channels() -> None:
+    gate = Gate(None)
+    gate.barrier(A, 1, before=0)
+    gate.cut(A, 1, 0, 0)
+    assert not gate.may_consume(A, epoch=1)
+    assert gate.abort(1) == [DropCapture(CheckpointId(1))]
+    assert gate.may_consume(A, epoch=1)
+
+
+def test_an_abort_that_comes_before_the_barriers_keeps_the_checkpoint_from_opening() -> None:
+    gate = Gate(0.0)
+    assert gate.abort(1) == []
+    assert gate.barrier(A, 1, before=0) == []
+    assert gate.barrier(B, 1, before=0) == []
+    assert gate.barrier(A, 2, before=0) == [take(2, UNALIGNED), trim(2, A, 0)]
+
+
+def test_a_late_barrier_does_not_reopen_an_aborted_checkpoint() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=0)
+    gate.abort(1)
+    assert gate.barrier(B, 1, before=0) == []
+    assert gate.cut(B, 1, 0, 0) == []
+    assert gate.arrive(B, 0) == []
+
+
+def test_a_late_barrier_of_a_skipped_checkpoint_does_not_open_it_behind_a_newer_one() -> None:
+    gate = Gate(None)
+    gate.barrier(A, 2, before=0)
+    assert gate.barrier(B, 1, before=0) == []
+    assert gate.machine.waiting_for(CheckpointId(1)) == frozenset()
+
+
+def test_an_abort_after_the_capture_has_closed_asks_for_nothing() -> None:
+    gate = Gate(0.0, (A,))
+    gate.barrier(A, 1, before=0)
+    gate.cut(A, 1, 0, 0)
+    assert gate.abort(1) == []
+    assert gate.barrier(A, 1, before=0) == []
+
+
+def test_aborting_one_checkpoint_leaves_the_others_alone() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=0)
+    gate.barrier(A, 2, before=0)
+    assert gate.abort(1) == [DropCapture(CheckpointId(1))]
+    assert gate.arrive(B, 0) == [capture(2, B)]
+
+
+# -- disagreement
+
+
+def test_a_cut_that_names_another_barrier_is_a_violation() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=3)
+    with pytest.raises(ProtocolViolation, match="checkpoint 1 on e0:0->0 names 2"):
+        gate.cut(A, 1, 2, 2)
+
+
+def test_a_cut_without_its_barrier_is_a_violation() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=0)
+    with pytest.raises(ProtocolViolation):
+        gate.cut(B, 1, 0, 0)
+
+
+def test_an_element_out_of_order_is_a_violation() -> None:
+    gate = Gate(None)
+    gate.arrive(A, 0)
+    with pytest.raises(ProtocolViolation, match="Element 2 arrived on e0:0->0, expected 1"):
+        gate.arrive(A, 2)
+
+
+def test_a_recovered_channel_counts_what_it_holds_as_arrived_but_not_consumed() -> None:
+    machine = GateBarriers([(A, Sequence(7), Sequence(5))], switch_after_ms=None)
+    gate = Gate(None, (A,))
+    gate.machine = machine
+    gate.barrier(A, 9, before=7)
+    gate.cut(A, 9, 7, 7)
+    assert gate.may_consume(A)
+    assert gate.consume(A, 6) == []
+    assert gate.consume(A, 7) == [take(9, ALIGNED), close(9, (A, cut(7, 7)))]

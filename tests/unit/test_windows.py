@@ -1,0 +1,92 @@
+"""Byte windows: nothing is lost between spending and granting, and an element may overdraw."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.model.ids import Sequence
+from tidegate.protocol.windows import ReceiveWindow, SendWindow
+
+
+def test_there_is_room_until_the_window_is_spent() -> None:
+    window = SendWindow(100)
+    window.spend(Sequence(0), 99)
+    assert window.has_room()
+    window.spend(Sequence(1), 1)
+    assert not window.has_room()
+
+
+def test_one_element_may_overdraw_the_window_and_then_waits_for_its_grant() -> None:
+    window = SendWindow(100)
+    window.spend(Sequence(0), 5000)
+    assert window.in_flight_bytes == 5000
+    assert not window.has_room()
+    window.granted(Sequence(1))
+    assert window.has_room()
+    assert window.in_flight_bytes == 0
+
+
+def test_a_grant_covers_what_lies_below_it_and_no_more() -> None:
+    window = SendWindow(100)
+    for sequence in range(3):
+        window.spend(Sequence(sequence), 10)
+    window.granted(Sequence(2))
+    assert window.in_flight_bytes == 10
+
+
+def test_a_repeated_or_older_grant_changes_nothing() -> None:
+    window = SendWindow(100)
+    window.spend(Sequence(5), 10)
+    window.granted(Sequence(6))
+    window.spend(Sequence(6), 10)
+    window.granted(Sequence(6))
+    window.granted(Sequence(3))
+    assert window.in_flight_bytes == 10
+
+
+def test_a_grant_for_recovered_elements_that_were_never_spent_changes_nothing() -> None:
+    window = SendWindow(100)
+    window.spend(Sequence(7), 10)
+    window.granted(Sequence(5))
+    assert window.in_flight_bytes == 10
+
+
+def test_grants_are_gathered_to_a_quarter_of_the_window() -> None:
+    window = ReceiveWindow(100)
+    assert [window.is_grant_due(10, channel_is_empty=False) for _ in range(6)] == [False, False, True] * 2
+
+
+def test_a_channel_that_ran_dry_grants_at_once() -> None:
+    window = ReceiveWindow(1 << 20)
+    assert window.is_grant_due(1, channel_is_empty=True)
+
+
+def test_the_smallest_window_still_grants() -> None:
+    window = ReceiveWindow(1)
+    assert window.is_grant_due(1, channel_is_empty=False)
+
+
+@given(st.integers(1, 200), st.lists(st.tuples(st.integers(1, 90), st.booleans()), max_size=60))
+def test_bytes_are_conserved_between_sender_and_receiver(
+    window_bytes: int, elements: list[tuple[int, bool]]
+) -> None:
+    """Whatever the receiver's rhythm: once it has consumed everything, nothing is left in flight."""
+    sender, receiver = SendWindow(window_bytes), ReceiveWindow(window_bytes)
+    queue: list[tuple[int, int]] = []
+    unspent = [(sequence, size) for sequence, (size, _) in enumerate(elements)]
+    spent_bytes = granted_bytes = 0
+    while unspent or queue:
+        if unspent and sender.has_room():
+            sequence, size = unspent.pop(0)
+            sender.spend(Sequence(sequence), size)
+            queue.append((sequence, size))
+            spent_bytes += size
+            if elements[sequence][1]:
+                continue
+        assert queue, "a sender without room has something for the receiver to consume"
+        sequence, size = queue.pop(0)
+        if receiver.is_grant_due(size, channel_is_empty=not queue):
+            before_bytes = sender.in_flight_bytes
+            sender.granted(Sequence(sequence + 1))
+            granted_bytes += before_bytes - sender.in_flight_bytes
+        assert sender.in_flight_bytes == spent_bytes - granted_bytes
+    assert sender.in_flight_bytes == 0
