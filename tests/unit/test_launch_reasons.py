@@ -2,7 +2,8 @@
 
 import pytest
 
-from tidegate.spark.launch import reason_in
+from tidegate.coordinator.launch import Broken, Impossible
+from tidegate.spark.launch import exit_for, reason_in
 
 JOB = (
     "An error occurred while calling o45.collectToPython.\n"
@@ -32,3 +33,12 @@ STACK = "\n\tat org.apache.spark.api.python.Runner.read(Runner.scala:1)\nCaused 
 )
 def test_the_reason_is_the_last_word_before_javas_stack(text: str, reason: str) -> None:
     assert reason_in(text) == reason
+
+
+def test_what_cannot_work_is_not_tried_again() -> None:
+    missing = exit_for("ModuleNotFoundError: No module named 'tidegate'")
+    assert isinstance(missing, Impossible) and "'tidegate'" in missing.message and "PYSPARK_PYTHON" in missing.message
+    refused = exit_for("OptionError: Option 'network.bindHost' is 'x', which this host cannot resolve: give another.")
+    assert refused == Impossible("Option 'network.bindHost' is 'x', which this host cannot resolve: give another.")
+    crashed = "SparkException: Python worker exited unexpectedly (crashed)."
+    assert exit_for(crashed) == Broken(crashed)

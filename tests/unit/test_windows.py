@@ -66,9 +66,7 @@ def test_the_smallest_window_still_grants() -> None:
 
 
 @given(st.integers(1, 200), st.lists(st.tuples(st.integers(1, 90), st.booleans()), max_size=60))
-def test_bytes_are_conserved_between_sender_and_receiver(
-    window_bytes: int, elements: list[tuple[int, bool]]
-) -> None:
+def test_bytes_are_conserved_between_sender_and_receiver(window_bytes: int, elements: list[tuple[int, bool]]) -> None:
     """Whatever the receiver's rhythm: once it has consumed everything, nothing is left in flight."""
     sender, receiver = SendWindow(window_bytes), ReceiveWindow(window_bytes)
     queue: list[tuple[int, int]] = []

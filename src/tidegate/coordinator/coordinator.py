@@ -17,7 +17,7 @@ from tidegate.coordinator.draining import Draining
 from tidegate.coordinator.durable import DurableJob, GenerationBasis
 from tidegate.coordinator.history import History
 from tidegate.coordinator.job import JobSpec
-from tidegate.coordinator.launch import Broken, Cancelled, Ended, Launched, Launcher, LaunchExit
+from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, Launched, Launcher, LaunchExit
 from tidegate.coordinator.roster import Roster, RosterEvent, SlotGone, SlotJoined, SlotSaid
 from tidegate.coordinator.splits import Splits
 from tidegate.coordinator.views import JobView, task_views
@@ -86,7 +86,8 @@ class Coordinator:
         )
         self._thread = threading.Thread(target=self._serve, name=f"tidegate-{spec.name}", daemon=True)
         self._finished = threading.Event()
-        self._on_finish: list[Callable[[], None]] = []
+        self._finish_lock = threading.Lock()
+        self._on_finish: list[Callable[[], None]] | None = []  # None once they were called
 
         self._state = JobState.STARTING
         self._restarts = Restarts(spec.restart)
@@ -153,7 +154,12 @@ class Coordinator:
         return done
 
     def on_finish(self, call: Callable[[], None]) -> None:
-        self._on_finish.append(call)
+        """Called once the job has ended, at once if it has."""
+        with self._finish_lock:
+            if self._on_finish is not None:
+                self._on_finish.append(call)
+                return
+        call()
 
     def post(self, note: Callable[[], None]) -> None:
         self._mailbox.post(note)
@@ -180,10 +186,13 @@ class Coordinator:
             self._clean_up()
             self._close()
             self._publish()
+            with self._finish_lock:
+                calls, self._on_finish = self._on_finish, None
+            # Before anybody hears of the end: what the query held is then free for the next one.
+            for call in calls or ():
+                call()
             self._finished.set()
             self._draining.release_all()
-            for call in self._on_finish:
-                call()
 
     def _clean_up(self) -> None:
         """Unless another driver has taken over: then what lies there may be its."""
@@ -221,7 +230,10 @@ class Coordinator:
             assert self._checkpoints is not None and self._splits is not None
             self._splits.on_time(now_ms)
             self._checkpoints.on_time()
-            if self._draining.wants_checkpoint(self._progress, self._splits, slots=self._plan.parallelism):
+            # The line before may have ended the generation.
+            if self._checkpoints is not None and self._draining.wants_checkpoint(
+                self._progress, self._splits, slots=self._plan.parallelism
+            ):
                 self._draining.checkpoint_from = self._checkpoints.request()
         if self._slots_deadline_ms is not None and now_ms >= self._slots_deadline_ms:
             self._on_slots_missing()
@@ -264,6 +276,7 @@ class Coordinator:
         self._ended.clear()
         self._progress.clear()
         self._last_from = None
+        self._draining.begin_again()
         self._storing.submit(work, then)
 
     def _bring_up_slots(self) -> None:
@@ -360,6 +373,9 @@ class Coordinator:
             case SlotGone(slot, pid):
                 if self._state in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING):
                     self._fail(SlotLost(f"Slot {slot} (process {pid}) is gone."))
+                elif self._state is JobState.RESTARTING:
+                    # Not in place after all: the sooner the others are gone, the sooner all can be started again.
+                    self._roster.tell_all(Leave("another slot is gone"))
             case SlotSaid(slot, message):
                 self._on_message(slot, message)
             case unreachable:
@@ -420,6 +436,8 @@ class Coordinator:
         self._fail(failure)
 
     def _finish(self) -> None:
+        # Closed first: another checkpoint that completes while the slots leave must not end the job once more.
+        self._end_generation(FailureReason.JOB_STOPPED)
         self._roster.tell_all(Leave("the input has ended"))
         self._await_slots()
         self._move(JobEvent.LAST_COMMITTED)
@@ -428,7 +446,7 @@ class Coordinator:
 
     def _fail(self, failure: TidegateError) -> None:
         """The generation is over; the strategy says whether there is another one."""
-        if self._state not in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING):
+        if self._is_leaving or self._state not in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING):
             return
         ran_for_ms = self._clock.monotonic_ms() - self._generation_since_ms
         self._failure = failure
@@ -472,8 +490,8 @@ class Coordinator:
         self._begin_generation()
 
     def _stop(self) -> None:
-        if self._state.is_final or self._state is JobState.STOPPING:
-            return
+        if self._is_leaving or self._state.is_final:
+            return  # it ends already
         self._end_generation(FailureReason.JOB_STOPPED)
         self._failure = None
         self._restart_at_ms = None
@@ -528,6 +546,8 @@ class Coordinator:
                 self._fail(SlotLost("The slots returned to Spark before the query ended."))
             case Broken(message):
                 self._fail(SlotLost(f"The Spark job that carries the slots failed: {message}"))
+            case Impossible(message):
+                self._give_up(EnvironmentProblem(message))
             case unreachable:
                 assert_never(unreachable)
 

@@ -23,8 +23,13 @@ class Draining:
 
     def ask(self, done: threading.Event) -> None:
         self._waiting.append(done)
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Also for a new generation, which has gone back: what was drained before may not be any more."""
         self._rounds_wanted = None
         self._quiet.clear()
+        self._last.clear()
         self.checkpoint_from = None
 
     def on_progress(self, slot: SlotIndex, progress: Progress) -> None:

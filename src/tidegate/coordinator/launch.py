@@ -22,7 +22,14 @@ class Broken:
     message: str
 
 
-LaunchExit: TypeAlias = Ended | Cancelled | Broken
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """The slots cannot run here, however often they are started; one sentence that names the fix."""
+
+    message: str
+
+
+LaunchExit: TypeAlias = Ended | Cancelled | Broken | Impossible
 
 
 class Launched(Protocol):

@@ -16,7 +16,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidegate.coordinator.launch import Broken, Cancelled, Ended, LaunchExit
+from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, LaunchExit
+from tidegate.model.errors import UserError
 from tidegate.model.ids import SlotIndex
 from tidegate.model.version import VERSION
 from tidegate.worker.main import SlotOrder, run_slot
@@ -24,6 +25,7 @@ from tidegate.worker.main import SlotOrder, run_slot
 _CANCELLED = "SPARK_JOB_CANCELLED"
 # Slots listen where Spark says that their executor lives.
 HOST_OF_EXECUTOR = ""
+_USER_ERRORS = frozenset(kind.__name__ for kind in (UserError, *UserError.__subclasses__()))
 
 
 def package_versions() -> dict[str, str]:
@@ -110,7 +112,7 @@ class SparkLaunch:
             return Cancelled()
         if self._spark.sparkContext._jsc is None:  # the session was stopped
             return Cancelled()
-        return Broken(reason_in(str(error)) or type(error).__name__)
+        return exit_for(reason_in(str(error)) or type(error).__name__)
 
 
 def reason_in(text: str) -> str:
@@ -118,6 +120,19 @@ def reason_in(text: str) -> str:
     lines = [line.strip() for line in text.split("\n\tat ", 1)[0].splitlines()]
     said = [line for line in lines if line and not line.startswith("SQLSTATE:")]
     return re.sub(r"^(?:: )?(?:[\w$]+\.)+(\w+: )", r"\1", said[-1]) if said else ""
+
+
+def exit_for(reason: str) -> LaunchExit:
+    """What a slot raises before it can speak to the coordinator is known by Spark's text only."""
+    name, _, message = reason.partition(": ")
+    if name == "ModuleNotFoundError":
+        return Impossible(
+            f"The workers cannot load Tidegate ({message}): install it for the Python that runs on the executors, "
+            f"or set PYSPARK_PYTHON to one that has it."
+        )
+    if name in _USER_ERRORS:
+        return Impossible(message)
+    return Broken(reason)
 
 
 def _condition_of(error: Exception) -> str | None:

@@ -17,7 +17,7 @@ def main() -> int:
         [arguments.seed] if arguments.seed is not None else range(arguments.first, arguments.first + arguments.seeds)
     )
     started_s = time.monotonic()
-    failures = checkpoints = crashes = 0
+    failures = checkpoints = starts = in_flight = 0
     for seed in seeds:
         outcome = run_seed(seed)
         if isinstance(outcome, RunFailure):
@@ -25,12 +25,13 @@ def main() -> int:
             _say(str(outcome))
             continue
         checkpoints += outcome.checkpoints
-        crashes += outcome.crashes
+        starts += outcome.starts
+        in_flight += outcome.restores_with_rows_in_flight
         if arguments.seed is not None:
             _say("\n".join(outcome.trace))
     took_s = time.monotonic() - started_s
     _say(
-        f"{len(seeds)} seeds, {failures} failed, {checkpoints} checkpoints, {crashes} crashes, "
+        f"{len(seeds)} seeds, {failures} failed, {checkpoints} checkpoints, {starts} starts, {in_flight} with rows in flight, "
         f"{took_s:.1f} s, {len(seeds) / took_s:.1f} seeds/s"
     )
     return 1 if failures else 0

@@ -1,0 +1,240 @@
+"""The sending side of a task: sealing, numbering, windows, and what a checkpoint captures of what is unsent."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tidegate.model.elements import Batch, EndOfInput
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
+from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
+from tidegate.protocol.barriers import Cut
+from tidegate.protocol.kinds import CheckpointKind
+from tidegate.worker.output import GATHER_BYTES, GATHER_MS, MARKER_BYTES, HashOutput, OutputChannel, Sealed
+
+CHANNEL = ChannelId(EdgeId(3), 0, 1)
+INDEX = 7
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+ALIGNED, UNALIGNED = CheckpointKind.ALIGNED, CheckpointKind.UNALIGNED
+
+
+@dataclass
+class Recorder:
+    """A link that notes what it gets, in one list for both lanes."""
+
+    accepts: int = 1000
+    sent: list[tuple[int, int, object] | PeerMessage] = field(default_factory=list)
+
+    def can_accept(self) -> bool:
+        return self.accepts > 0
+
+    def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None:
+        assert channel == INDEX
+        self.accepts -= 1
+        self.sent.append((sealed.sequence, epoch, values(sealed)))
+
+    def send_message(self, message: PeerMessage) -> None:
+        self.sent.append(message)
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(numbers, pa.int64())], names=["v"])
+
+
+def values(sealed: Sealed) -> object:
+    return sealed.element.rows.column(0).to_pylist() if isinstance(sealed.element, Batch) else sealed.element
+
+
+def make(link: Recorder, *, window_bytes: int = 1 << 20, next_sequence: int = 0) -> OutputChannel:
+    return OutputChannel(CHANNEL, INDEX, link, window_bytes=window_bytes, next_sequence=Sequence(next_sequence))
+
+
+def sealed_rows(output: OutputChannel, *numbers: int) -> None:
+    for number in numbers:
+        output.gather(rows(number), 0.0)
+        output.seal()
+
+
+def send_all(output: OutputChannel) -> None:
+    while output.send_one():
+        pass
+
+
+def barrier(output: OutputChannel, checkpoint: CheckpointId, kind: CheckpointKind, switch_at_ms: float | None) -> None:
+    output.barrier(checkpoint, kind, age_ms=5.0, switch_at_ms=switch_at_ms)
+
+
+def test_small_pieces_are_gathered_into_one_element() -> None:
+    link = Recorder()
+    output = make(link)
+    output.gather(rows(1), 0.0)
+    output.gather(rows(2, 3), 10.0)
+    send_all(output)
+    assert link.sent == []
+    assert output.gather_deadline_ms() == GATHER_MS
+    output.seal_if_due(GATHER_MS - 1)
+    send_all(output)
+    assert link.sent == []
+    output.seal_if_due(GATHER_MS)
+    send_all(output)
+    assert link.sent == [(0, 0, [1, 2, 3])]
+    assert output.gather_deadline_ms() is None
+
+
+def test_enough_bytes_are_sealed_without_waiting() -> None:
+    link = Recorder()
+    output = make(link)
+    output.gather(rows(*range(GATHER_BYTES // 8)), 0.0)
+    send_all(output)
+    assert len(link.sent) == 1
+
+
+def test_the_end_comes_behind_what_was_gathered() -> None:
+    link = Recorder()
+    output = make(link, next_sequence=4)
+    output.gather(rows(1), 0.0)
+    output.end()
+    send_all(output)
+    assert link.sent == [(4, 0, [1]), (5, 0, EndOfInput())]
+
+
+def test_what_the_link_does_not_take_stays() -> None:
+    link = Recorder(accepts=1)
+    output = make(link)
+    sealed_rows(output, 1, 2)
+    assert output.send_one()
+    assert not output.send_one()
+    link.accepts = 1
+    assert output.send_one()
+    assert link.sent == [(0, 0, [1]), (1, 0, [2])]
+
+
+def test_the_window_is_spent_by_sealing_and_comes_back_by_grants() -> None:
+    link = Recorder()
+    output = make(link, window_bytes=50)
+    output.gather(rows(1), 0.0)
+    assert output.in_flight_bytes() == 8
+    output.seal()
+    assert output.in_flight_bytes() == 8 + MARKER_BYTES
+    assert output.has_room()
+    sealed_rows(output, 2)
+    assert not output.has_room()
+    send_all(output)
+    assert not output.has_room()
+    output.on_granted(Sequence(1))
+    assert output.has_room()
+    output.on_granted(Sequence(2))
+    assert output.in_flight_bytes() == 0
+
+
+def test_an_unaligned_barrier_seals_overtakes_and_captures_what_is_unsent() -> None:
+    link = Recorder(accepts=1)
+    output = make(link)
+    sealed_rows(output, 1, 2)
+    output.send_one()
+    output.gather(rows(3), 0.0)
+    barrier(output, ONE, UNALIGNED, None)
+    at = Sequence
+    assert link.sent[1:] == [BarrierSent(INDEX, ONE, at(3), 5.0), CutSent(INDEX, ONE, at(1), at(3))]
+    assert output.is_decided(ONE)
+    held = output.take_held(ONE)
+    assert held is not None
+    assert (held.channel, held.cut) == (CHANNEL, Cut(at(1), at(3)))
+    assert [(s.sequence, values(s)) for s in held.elements] == [(1, [2]), (2, [3])]
+    assert output.take_held(ONE) is None
+
+
+def test_what_was_captured_is_still_sent_and_carries_the_new_epoch() -> None:
+    link = Recorder(accepts=0)
+    output = make(link)
+    sealed_rows(output, 1)
+    barrier(output, ONE, UNALIGNED, None)
+    link.accepts, link.sent = 10, []
+    sealed_rows(output, 2)
+    send_all(output)
+    assert link.sent == [(0, 1, [1]), (1, 1, [2])]
+
+
+def test_an_aligned_barrier_is_decided_once_everything_before_it_is_sent() -> None:
+    link = Recorder(accepts=0)
+    output = make(link)
+    sealed_rows(output, 1, 2)
+    barrier(output, ONE, ALIGNED, None)
+    sealed_rows(output, 3)
+    assert not output.is_decided(ONE)
+    link.accepts, link.sent = 10, []
+    send_all(output)
+    cut = CutSent(INDEX, ONE, Sequence(2), Sequence(2))
+    assert link.sent == [(0, 0, [1]), (1, 0, [2]), cut, (2, 1, [3])]
+    assert output.is_decided(ONE)
+    assert output.take_held(ONE) is None
+
+
+def test_an_aligned_barrier_switches_at_its_deadline_and_captures_what_is_left() -> None:
+    link = Recorder(accepts=1)
+    output = make(link)
+    sealed_rows(output, 1, 2)
+    barrier(output, ONE, ALIGNED, 80.0)
+    output.send_one()
+    assert output.switch_deadline_ms() == 80.0
+    output.on_time(79.0)
+    assert not output.is_decided(ONE)
+    output.on_time(80.0)
+    assert link.sent[-1] == CutSent(INDEX, ONE, Sequence(1), Sequence(2))
+    held = output.take_held(ONE)
+    assert held is not None
+    assert [values(s) for s in held.elements] == [[2]]
+
+
+def test_what_comes_behind_the_barrier_is_in_the_next_capture_only() -> None:
+    link = Recorder(accepts=0)
+    output = make(link)
+    sealed_rows(output, 1)
+    barrier(output, ONE, UNALIGNED, None)
+    sealed_rows(output, 2)
+    barrier(output, TWO, UNALIGNED, None)
+    first, second = output.take_held(ONE), output.take_held(TWO)
+    assert first is not None
+    assert second is not None
+    assert [values(s) for s in first.elements] == [[1]]
+    assert [values(s) for s in second.elements] == [[1], [2]]
+
+
+def test_an_aborted_checkpoint_leaves_nothing_behind() -> None:
+    link = Recorder(accepts=0)
+    output = make(link)
+    sealed_rows(output, 1)
+    barrier(output, ONE, ALIGNED, 50.0)
+    barrier(output, TWO, UNALIGNED, None)
+    output.on_abort(TWO)
+    assert output.take_held(TWO) is None
+    output.on_abort(ONE)
+    assert output.is_decided(ONE)
+    assert output.switch_deadline_ms() is None
+
+
+def test_rows_of_one_key_always_go_to_the_same_channel_and_none_is_lost() -> None:
+    links = [Recorder(), Recorder(), Recorder()]
+    output = HashOutput([make(link) for link in links], key_count=1, max_parallelism=16)
+    for start in range(0, 60, 20):
+        output.emit(rows(*(n % 13 for n in range(start, start + 20))), 0.0)
+    for channel in output.channels:
+        channel.end()
+        send_all(channel)
+    per_channel = [
+        Counter(key for _, _, keys in _elements(link) if isinstance(keys, list) for key in keys) for link in links
+    ]
+    assert sum(per_channel, Counter()) == Counter(n % 13 for n in range(60))
+    assert all(sum(key in counts for counts in per_channel) == 1 for key in range(13))
+
+
+def _elements(link: Recorder) -> "list[tuple[int, int, object]]":
+    return [item for item in link.sent if isinstance(item, tuple)]
+
+
+def test_a_task_has_room_when_every_channel_has() -> None:
+    full, empty = make(Recorder(), window_bytes=1), make(Recorder(), window_bytes=1)
+    output = HashOutput([full, empty], key_count=1, max_parallelism=16)
+    assert output.has_room()
+    sealed_rows(full, 1)
+    assert not output.has_room()

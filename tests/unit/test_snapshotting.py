@@ -1,0 +1,361 @@
+"""A slot's part of a checkpoint: gathered, encoded, uploaded, acknowledged; and read back as it was."""
+
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tidegate.connectors.contract import Prepared
+from tidegate.model.elements import Batch, EndOfInput, NumberedElement
+from tidegate.model.errors import Damaged, DidNotHappen
+from tidegate.model.ids import (
+    ChannelId,
+    CheckpointId,
+    EdgeId,
+    Generation,
+    KeyGroupRange,
+    Sequence,
+    SlotIndex,
+    TaskId,
+    VertexId,
+)
+from tidegate.network.messages import Acknowledge, ChannelCapture, Decline
+from tidegate.plan.nodes import Scan, Sink
+from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, Vertex
+from tidegate.protocol.barriers import Cut
+from tidegate.protocol.channel_ranges import ReceiverRange
+from tidegate.protocol.kinds import CheckpointKind
+from tidegate.state.contract import Section
+from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
+from tidegate.storage.store import Data, LocalFiles, Store
+from tidegate.testing.simulation.world import SimBackground, SimClock
+from tidegate.worker.gate import ReceivedCapture
+from tidegate.worker.output import HeldCapture, Sealed
+from tidegate.worker.restoring import restore_slot
+from tidegate.worker.snapshotting import SlotSnapshots
+from tidegate.worker.task import TaskSnapshot
+
+SCHEMA = pa.schema([("v", pa.int64())])
+SOURCE, SINK = TaskId(VertexId(0), 0), TaskId(VertexId(1), 0)
+CHANNEL = ChannelId(EdgeId(0), 0, 0)
+GENERATION = Generation(3)
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+PLAN = JobPlan(
+    vertices=(
+        Vertex(VertexId(0), "source", Scan("rate", {}, SCHEMA), (), None),
+        Vertex(VertexId(1), "sink", None, (), Sink("noop", {}, SCHEMA)),
+    ),
+    edges=(Edge(EdgeId(0), VertexId(0), VertexId(1), HashPartitioning(1), SCHEMA),),
+    parallelism=1,
+    max_parallelism=4,
+)
+
+
+class Slot:
+    """The snapshots of one slot with a source and a sink; `said` is what the coordinator would hear."""
+
+    def __init__(self, store: Store) -> None:
+        self.said: list[Acknowledge | Decline] = []
+        self.background = SimBackground()
+        self.clock = SimClock()
+        self.snapshots = SlotSnapshots(
+            slot=SlotIndex(0),
+            generation=GENERATION,
+            tasks=[SOURCE, SINK],
+            store=store,
+            background=self.background,
+            clock=self.clock,
+            send=self.said.append,
+        )
+
+    def snapshot(self, task: TaskId, checkpoint: CheckpointId, prepared: Prepared | None = None) -> None:
+        is_source = task == SOURCE
+        section = Section("keyed/count", KeyGroupRange(0, 4), lambda: b"state")
+        self.snapshots.on_snapshot(
+            TaskSnapshot(
+                task=task,
+                checkpoint=checkpoint,
+                kind=CheckpointKind.UNALIGNED,
+                start_delay_ms=1.0,
+                alignment_ms=2.0,
+                sync_ms=3.0,
+                sections=[] if is_source else [(0, section)],
+                source_state=b"position" if is_source else None,
+                prepared=prepared,
+                state_bytes=5,
+            )
+        )
+
+    def close(
+        self,
+        checkpoint: CheckpointId,
+        received: "Items[ReceivedCapture]" = (),
+        held: "Items[HeldCapture]" = (),
+    ) -> None:
+        for task in (SOURCE, SINK):
+            self.snapshots.on_received(task, checkpoint, tuple(received) if task == SINK else ())
+            self.snapshots.on_held(task, checkpoint, list(held) if task == SOURCE else [])
+
+    def take(self, checkpoint: CheckpointId, prepared: Prepared | None = None) -> None:
+        """A whole checkpoint up to its upload."""
+        self.snapshot(SOURCE, checkpoint)
+        self.snapshot(SINK, checkpoint, prepared)
+        self.close(checkpoint)
+        self.snapshots.encode_some(float("inf"))
+
+    def upload(self) -> None:
+        while self.background.work_once() or self.background.note_once():
+            pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return LocalFiles(tmp_path)
+
+
+def committables(said: Acknowledge | Decline) -> list[bytes]:
+    assert isinstance(said, Acknowledge)
+    return [committable for part in said.parts for committable in part.committables]
+
+
+def prepared(name: bytes, log: list[bytes] | None = None) -> Prepared:
+    return Prepared([name], lambda: None if log is None else log.append(name))
+
+
+def rows(*values: int) -> Batch:
+    return Batch(pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA))
+
+
+def received(
+    elements: "list[tuple[int, NumberedElement]]", *, row: int = 0, held_from: int, before: int
+) -> ReceivedCapture:
+    first = Sequence(elements[0][0])
+    position = ReceiverRange(
+        channel=CHANNEL, first=first, row=row, held_from=Sequence(held_from), before=Sequence(before)
+    )
+    return ReceivedCapture(position, tuple((Sequence(s), element) for s, element in elements))
+
+
+def held(elements: "list[tuple[int, NumberedElement]]") -> HeldCapture:
+    cut = Cut(Sequence(elements[0][0]), Sequence(elements[-1][0] + 1))
+    return HeldCapture(CHANNEL, cut, tuple(Sealed(Sequence(s), element, 0) for s, element in elements))
+
+
+def write_manifest(store: Store, ack: Acknowledge) -> str:
+    """What the coordinator makes of a single slot's acknowledgement."""
+    manifest = Manifest(
+        checkpoint=ack.checkpoint,
+        generation=ack.generation,
+        kind="unaligned",
+        is_savepoint=False,
+        triggered_at_ms=0,
+        duration_ms=1.0,
+        plan_fingerprint=[],
+        parallelism=1,
+        max_parallelism=4,
+        slots=[SlotFile(SlotIndex(0), ack.path, ack.length, ack.crc32)],
+        channels=[ChannelRange(c.channel, c.first or Sequence(0), c.row, c.held_from, c.before) for c in ack.received],
+    )
+    store.put("manifest.json", encode_manifest(manifest))
+    return "manifest.json"
+
+
+def restored(store: Store, slot: Slot) -> list[tuple[int, object]]:
+    """The rows that the receiving gate finds in flight."""
+    (ack,) = slot.said
+    assert isinstance(ack, Acknowledge)
+    restore = restore_slot(store, write_manifest(store, ack), PLAN, SlotIndex(0))
+    elements = restore.recovered[CHANNEL].elements
+    return [
+        (a.sequence, a.element.rows.column(0).to_pylist() if isinstance(a.element, Batch) else a.element)
+        for a in elements
+    ]
+
+
+# -- acknowledging
+
+
+def test_a_slot_acknowledges_once_all_its_tasks_are_in_the_store(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    assert slot.snapshots.waiting_for_outputs() == [(ONE, SOURCE), (ONE, SINK)]
+    slot.snapshots.on_held(SOURCE, ONE, [])
+    slot.snapshots.on_held(SINK, ONE, [])
+    slot.snapshots.on_received(SOURCE, ONE, ())
+    assert not slot.snapshots.has_work()
+    slot.snapshots.on_received(SINK, ONE, ())
+    assert slot.snapshots.has_work()
+    slot.snapshots.encode_some(float("inf"))
+    assert slot.said == []
+    slot.upload()
+    (ack,) = slot.said
+    assert isinstance(ack, Acknowledge)
+    assert (ack.generation, ack.checkpoint, ack.path) == (GENERATION, ONE, "checkpoints/1-g3/0.state")
+    assert store.size(ack.path) == ack.length
+    assert [part.task for part in ack.parts] == [SOURCE, SINK]
+
+
+def test_encoding_stops_when_its_time_is_up_and_goes_on_later(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE)
+    slot.snapshots.encode_some(0.0)
+    assert slot.snapshots.has_work()
+    for _ in range(3):
+        slot.snapshots.encode_some(0.0)
+    slot.upload()
+    assert len(slot.said) == 1
+
+
+def test_captures_are_acknowledged_by_their_ranges(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE, [received([(4, rows(1))], row=2, held_from=5, before=6)], [held([(5, rows(2))])])
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    (ack,) = slot.said
+    assert isinstance(ack, Acknowledge)
+    assert ack.received == [ChannelCapture(CHANNEL, Sequence(5), Sequence(6), first=Sequence(4), row=2)]
+    assert ack.held == [ChannelCapture(CHANNEL, Sequence(5), Sequence(6))]
+
+
+def test_a_slot_that_cannot_store_its_part_declines(tmp_path: Path) -> None:
+    class Full(LocalFiles):
+        def put(self, path: str, data: Data) -> None:
+            raise DidNotHappen("the disk is full")
+
+    slot = Slot(Full(tmp_path))
+    slot.take(ONE)
+    slot.upload()
+    assert slot.said == [Decline(GENERATION, ONE, "DidNotHappen: the disk is full")]
+
+
+def test_an_aborted_checkpoint_is_neither_encoded_nor_acknowledged(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshots.on_abort(ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE)
+    assert slot.snapshots.waiting_for_outputs() == []
+    assert not slot.snapshots.has_work()
+
+
+def test_one_that_is_aborted_while_it_is_uploaded_is_not_acknowledged(store: Store) -> None:
+    slot = Slot(store)
+    slot.take(ONE)
+    assert slot.background.work_once()
+    slot.snapshots.on_abort(ONE)
+    slot.upload()
+    assert slot.said == []
+
+
+# -- what sinks prepared
+
+
+def test_what_a_sink_prepared_is_durable_before_the_acknowledgement(store: Store) -> None:
+    log: list[bytes] = []
+    slot = Slot(store)
+    slot.take(ONE, prepared(b"epoch 1", log))
+    assert log == []
+    slot.upload()
+    assert log == [b"epoch 1"]
+    assert committables(slot.said[0]) == [b"epoch 1"]
+
+
+def test_rows_of_a_failed_checkpoint_are_committed_with_the_next(store: Store) -> None:
+    log: list[bytes] = []
+    slot = Slot(store)
+    slot.take(ONE, prepared(b"epoch 1", log))
+    slot.snapshots.on_abort(ONE)
+    slot.take(TWO, prepared(b"epoch 2"))
+    slot.upload()
+    assert [committables(said) for said in slot.said] == [[b"epoch 1", b"epoch 2"]]
+    assert b"epoch 1" in log
+
+
+def test_rows_of_a_checkpoint_that_is_aborted_before_its_snapshot_are_not_lost(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshots.on_abort(ONE)
+    slot.snapshot(SINK, ONE, prepared(b"epoch 1"))
+    slot.take(TWO, prepared(b"epoch 2"))
+    slot.upload()
+    assert committables(slot.said[0]) == [b"epoch 1", b"epoch 2"]
+
+
+def test_rows_of_a_checkpoint_whose_fate_is_unknown_go_with_the_next_as_well(store: Store) -> None:
+    slot = Slot(store)
+    slot.take(ONE, prepared(b"epoch 1"))
+    slot.take(TWO, prepared(b"epoch 2"))
+    slot.upload()
+    assert [committables(said) for said in slot.said] == [[b"epoch 1"], [b"epoch 1", b"epoch 2"]]
+
+
+def test_rows_of_a_completed_checkpoint_do_not_go_again(store: Store) -> None:
+    slot = Slot(store)
+    slot.take(ONE, prepared(b"epoch 1"))
+    slot.upload()
+    slot.snapshots.on_done(ONE)
+    slot.take(TWO, prepared(b"epoch 2"))
+    slot.upload()
+    assert committables(slot.said[1]) == [b"epoch 2"]
+
+
+# -- reading back
+
+
+def test_restore_gives_state_positions_and_captured_rows_the_receivers_part_first(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(
+        ONE,
+        [received([(4, rows(1)), (5, rows(2, 3))], held_from=6, before=8)],
+        [held([(6, rows(4)), (7, rows(5))])],
+    )
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    assert restored(store, slot) == [(4, [1]), (5, [2, 3]), (6, [4]), (7, [5])]
+    (ack,) = slot.said
+    assert isinstance(ack, Acknowledge)
+    restore = restore_slot(store, "manifest.json", PLAN, SlotIndex(0))
+    assert restore.source_states == {SOURCE: b"position"}
+    assert [(s.name, bytes(s.data)) for s in restore.sections[SINK, 0]] == [("keyed/count", b"state")]
+    assert restore.next_sequences == {CHANNEL: 8}
+    assert restore.recovered[CHANNEL].next_sequence == 8
+
+
+def test_a_captured_slice_of_a_batch_stores_only_its_own_rows(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    rest = Batch(rows(1, 2, 3).rows.slice(2))
+    slot.close(ONE, [received([(0, rest)], row=2, held_from=1, before=1)])
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    assert restored(store, slot) == [(0, [3])]
+
+
+def test_an_end_mark_that_was_in_flight_leaves_no_hole_in_the_sequence(store: Store) -> None:
+    """It ended the run that wrote it, not this one; yet the next capture must be without gaps."""
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE, [received([(4, rows(1)), (5, EndOfInput())], held_from=6, before=6)])
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    assert restored(store, slot) == [(4, [1]), (5, [])]
+
+
+def test_a_capture_with_a_missing_element_is_not_restored(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE, [received([(4, rows(1)), (6, rows(3))], held_from=7, before=7)])
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    with pytest.raises(Damaged, match="e0:0->0 should have the elements 4 to 7"):
+        restored(store, slot)
