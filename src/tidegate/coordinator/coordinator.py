@@ -22,7 +22,15 @@ from tidegate.coordinator.roster import Roster, RosterEvent, SlotGone, SlotJoine
 from tidegate.coordinator.splits import Splits
 from tidegate.coordinator.views import JobView, task_views
 from tidegate.model.clock import Clock, SystemClock
-from tidegate.model.errors import EnvironmentProblem, JobFailure, SlotLost, Superseded, TidegateError, UserCodeFailure
+from tidegate.model.errors import (
+    Damaged,
+    EnvironmentProblem,
+    JobFailure,
+    SlotLost,
+    Superseded,
+    TidegateError,
+    UserCodeFailure,
+)
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.messages import (
     Acknowledge,
@@ -97,6 +105,7 @@ class Coordinator:
         self._splits: Splits | None = None
         self._draining = Draining()
         self._launch = 0
+        self._deployed: Generation | None = None
         self._launched: Launched | None = None
         self._ready: set[SlotIndex] = set()
         self._ended: set[SlotIndex] = set()
@@ -272,6 +281,8 @@ class Coordinator:
             self._next_checkpoint = max(self._next_checkpoint, self._basis.next_checkpoint)
             self._bring_up_slots()
 
+        # From here on, so that one that never came up does not count as one that ran well for long.
+        self._generation_since_ms = self._clock.monotonic_ms()
         self._ready.clear()
         self._ended.clear()
         self._progress.clear()
@@ -310,6 +321,9 @@ class Coordinator:
 
     def _deploy(self) -> None:
         assert self._basis is not None
+        if self._deployed == self._basis.generation:
+            return  # several slots that join in one turn are all members when the first of them is looked at
+        self._deployed = self._basis.generation
         self._generation_since_ms = self._clock.monotonic_ms()
         self._slots_deadline_ms = self._generation_since_ms + _SLOW_SLOTS_TIMEOUT_MS
         self._roster.tell_all(Deploy(self._basis.generation, self._roster.addresses(), self._basis.restore_manifest))
@@ -368,7 +382,7 @@ class Coordinator:
             case SlotJoined(introduction=introduction):
                 if (difference := _difference(self._versions, introduction.versions)) is not None:
                     self._give_up(EnvironmentProblem(difference))
-                elif len(self._roster.members()) == self._plan.parallelism:
+                elif self._state is JobState.STARTING and len(self._roster.members()) == self._plan.parallelism:
                     self._deploy()
             case SlotGone(slot, pid):
                 if self._state in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING):
@@ -452,7 +466,7 @@ class Coordinator:
         self._failure = failure
         self._end_generation(FailureReason.JOB_RESTARTED)
         self._move(JobEvent.FAILURE)
-        if isinstance(failure, Superseded | EnvironmentProblem):
+        if isinstance(failure, Superseded | EnvironmentProblem | Damaged):
             self._fail_for_good()
             return
         match self._restarts.on_failure(ran_for_ms=ran_for_ms):

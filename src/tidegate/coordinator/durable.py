@@ -135,10 +135,16 @@ class DurableJob:
                 self._store.delete(path)
 
     def clean_up(self, generation: Generation) -> None:
-        """Once all slots of `generation` are gone: remove what they prepared and no completed checkpoint holds."""
-        held = [self._manifest(completed) for completed in uncommitted(self._log.read())]
+        """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
+        entries = self._log.read()
+        held = [self._manifest(completed) for completed in uncommitted(entries)]
         keep = [committable for manifest in held for committable in _committables(manifest)]
         self._committer.discard_uncommitted(keep, Generation(generation + 1))
+        retained = {layout.CheckpointFolder(c.checkpoint, c.generation) for c in retained_checkpoints(entries)}
+        for path in self._store.list(layout.CHECKPOINTS):
+            folder = layout.parse_checkpoint(path)
+            if folder is not None and folder not in retained and folder.generation <= generation:
+                self._store.delete(path)
 
     def _remember(self, manifest: Manifest) -> None:
         self._committed.update(dict.fromkeys(_committables(manifest)))

@@ -25,7 +25,7 @@ from tidegate.worker.main import SlotOrder, run_slot
 _CANCELLED = "SPARK_JOB_CANCELLED"
 # Slots listen where Spark says that their executor lives.
 HOST_OF_EXECUTOR = ""
-_USER_ERRORS = frozenset(kind.__name__ for kind in (UserError, *UserError.__subclasses__()))
+_USER_ERRORS = frozenset({UserError.__name__, *(kind.__name__ for kind in UserError.__subclasses__())})
 
 
 def package_versions() -> dict[str, str]:

@@ -58,6 +58,9 @@ class OutputChannel:
         self.channel = channel
         self._index = index
         self._link = link
+        self.window_bytes = window_bytes
+        # Half a window at the most, so that a small window is not overdrawn by what was gathered for it.
+        self._gather_bytes = min(GATHER_BYTES, max(1, window_bytes // 2))
         self._window = SendWindow(window_bytes)
         self._cuts = ChannelCuts(first_unsent=next_sequence)
         self._next = next_sequence
@@ -82,7 +85,7 @@ class OutputChannel:
             self._gathered_since_ms = now_ms
         self._gathered.append(rows)
         self._gathered_bytes += rows.nbytes
-        if self._gathered_bytes >= GATHER_BYTES:
+        if self._gathered_bytes >= self._gather_bytes:
             self.seal()
 
     def end(self) -> None:
@@ -181,6 +184,13 @@ class HashOutput:
 
     def has_room(self) -> bool:
         return all(channel.has_room() for channel in self.channels)
+
+    def window_bytes(self) -> int:
+        """What all channels together may have in flight."""
+        return sum(channel.window_bytes for channel in self.channels)
+
+    def in_flight_bytes(self) -> int:
+        return sum(channel.in_flight_bytes() for channel in self.channels)
 
     def is_decided(self, checkpoint: CheckpointId) -> bool:
         return all(channel.is_decided(checkpoint) for channel in self.channels)

@@ -64,6 +64,7 @@ class Task:
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
     _sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
+    _output_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _source_retry_at_ms: float = 0.0
     _source_has_ended: bool = False
@@ -167,7 +168,7 @@ class Task:
         assert self.source is not None
         if now_ms < self._source_retry_at_ms:
             return False
-        match self.source.poll(self._sizer.rows):
+        match self.source.poll(self._slice_rows()):
             case Rows(rows):
                 self._source_retry_at_ms = 0.0
                 self._process(rows, now_ms)
@@ -183,7 +184,7 @@ class Task:
     def _step_gate(self, now_ms: float) -> bool:
         assert self.gate is not None
         self.perform(self.gate.skip_markers(now_ms))
-        piece = self.gate.next_slice(self._sizer.rows)
+        piece = self.gate.next_slice(self._slice_rows())
         if piece is not None:
             self._process(piece.rows, now_ms)
             self.perform(self.gate.consumed(piece, self.clock.monotonic_ms()))
@@ -193,9 +194,19 @@ class Task:
             return True
         return False
 
+    def _slice_rows(self) -> int:
+        """As many rows as take about the target time, but not more than fill the output's windows once."""
+        if self.output is None or not self._output_bytes_per_row:
+            return self._sizer.rows
+        return max(1, min(self._sizer.rows, int(self.output.window_bytes() / self._output_bytes_per_row)))
+
     def _process(self, rows: pa.RecordBatch, started_ms: float) -> None:
         self.counters.rows_in += rows.num_rows
+        before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
         self._first(rows)
+        if self.output is not None and rows.num_rows:
+            measured = (self.output.in_flight_bytes() - before_bytes) / rows.num_rows
+            self._output_bytes_per_row = max(measured, (self._output_bytes_per_row + measured) / 2)
         elapsed_ms = self.clock.monotonic_ms() - started_ms
         self.counters.busy_ms += elapsed_ms
         self._sizer.observe(rows=rows.num_rows, elapsed_ms=elapsed_ms)

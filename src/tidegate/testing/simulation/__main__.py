@@ -31,8 +31,8 @@ def main() -> int:
             _say("\n".join(outcome.trace))
     took_s = time.monotonic() - started_s
     _say(
-        f"{len(seeds)} seeds, {failures} failed, {checkpoints} checkpoints, {starts} starts, {in_flight} with rows in flight, "
-        f"{took_s:.1f} s, {len(seeds) / took_s:.1f} seeds/s"
+        f"{len(seeds)} seeds, {failures} failed; {checkpoints} checkpoints, {starts} starts, "
+        f"{in_flight} of them with rows in flight; {took_s:.1f} s, {len(seeds) / took_s:.1f} seeds/s"
     )
     return 1 if failures else 0
 

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Prepared, Rows
-from tidegate.model.errors import Damaged, ProtocolViolation
+from tidegate.model.errors import Damaged, DidNotHappen, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.protocol.commit import CommitPermit
 from tidegate.testing.simulation.world import World
@@ -156,6 +156,8 @@ class SimCommitter:
             if committable.checkpoint > permit.checkpoint:
                 raise ProtocolViolation(f"{committable.id} was to be committed with checkpoint {permit.checkpoint}.")
             self.world.crash_point()
+            if self.world.is_flaky():
+                raise DidNotHappen(f"publishing {committable.id}")
             self._publish(committable.id)
 
     def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:

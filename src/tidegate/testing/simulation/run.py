@@ -23,7 +23,7 @@ from tidegate.storage.manifests import decode_manifest
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.driver import SimDriver
 from tidegate.testing.simulation.scenario import FORMAT, Scenario, scenario_of
-from tidegate.testing.simulation.slot import RandomSlices, SimSlot
+from tidegate.testing.simulation.slot import EVEN_PACES, RARE_PACES, Action, RandomSlices, SimSlot
 from tidegate.testing.simulation.world import (
     Crash,
     LaneLink,
@@ -42,9 +42,10 @@ _DRAIN_ROUNDS = 4_000
 _DRAIN_TICK_MS = 10.0
 # Paces change this often while faults strike, so that now one task, now another is the slow one.
 _TURNS_PER_PACE = 200
-_PACES = (0.05, 1.0, 1.0, 4.0)
 # Enough for every strike to find checkpoints, whatever the pace.
-_FAULTY_TURNS = 8000
+_FAULTY_TURNS = 12_000
+# The last start meets aborts and stalls for a while as well.
+_TURNS_AFTER_STRIKES = 1500
 
 
 class Strike(Enum):
@@ -102,6 +103,7 @@ class _Run:
         self.starts = 0
         self.restores_with_rows_in_flight = 0
         self.strikes = 0
+        self._last_strike = 0
         self._strike = Strike.CRASH
         self._strike_after = 0
         self._turns_until_strike = 0
@@ -119,7 +121,7 @@ class _Run:
         self._slots: list[SimSlot] = []
         self._driver: SimDriver
         self._lanes: dict[tuple[SlotIndex, SlotIndex], LaneLink] = {}
-        self._actions: list[Callable[[], bool]] = []
+        self._actions: list[Action] = []
 
     @contextmanager
     def connectors(self) -> Iterator[None]:
@@ -134,7 +136,7 @@ class _Run:
         self.world.flaky_rate = self.scenario.store_flaky_rate
         self.world.interlude = self._let_zombies_work
         self._boot()
-        while self.turns < _FAULTY_TURNS and not self._driver.has_finished:
+        while self.turns < self._faulty_turns() and not self._driver.has_finished:
             self._guarded(self._play_faulty)
         self.world.effects_until_crash = None
         self.world.flaky_rate = 0.0
@@ -147,7 +149,7 @@ class _Run:
     def _play_faulty(self) -> None:
         """Some turns at one pace. Faults come between any two actions."""
         scenario, random = self.scenario, self.random
-        weights = list(accumulate(random.choice(_PACES) for _ in self._actions))
+        weights = list(accumulate(random.choice(action.paces) for action in self._actions))
         for action in random.choices(self._actions, cum_weights=weights, k=_TURNS_PER_PACE):
             self.turns += 1
             self._strike_when_due()
@@ -158,9 +160,12 @@ class _Run:
                 self._driver.abort(random.randrange)
             elif fault > 1.0 - scenario.stall_rate:
                 self.world.clock.now_ms += scenario.checkpoints.timeout_ms
-            action()
+            action.act()
             if self._driver.has_finished:
                 return
+
+    def _faulty_turns(self) -> int:
+        return _FAULTY_TURNS if self.strikes < self.scenario.strikes else self._last_strike + _TURNS_AFTER_STRIKES
 
     def _arm(self) -> None:
         """Strike next after so many checkpoints, so that most restores find a new one with rows in flight."""
@@ -177,6 +182,7 @@ class _Run:
         ):
             return
         self.strikes += 1
+        self._last_strike = self.turns
         strike = self._strike
         self._arm()
         match strike:
@@ -216,7 +222,7 @@ class _Run:
         self.random.shuffle(actions)
         if self._driver.must_restart:
             self._driver.start_generation()
-        return sum(action() for action in actions) > 0
+        return sum(action.act() for action in actions) > 0
 
     def _guarded(self, play: Callable[[], None]) -> None:
         try:
@@ -276,10 +282,11 @@ class _Run:
         self._arm()
         driver = self._driver
         self._actions = [action for slot in self._slots for action in slot.actions(self._indexes)]
-        self._actions += [partial(self._read_outbox, slot) for slot in self._slots]
+        others: list[Callable[[], bool]] = [partial(self._read_outbox, slot) for slot in self._slots]
         for background in (driver.storing, driver.looking):
-            self._actions += [background.work_once, background.note_once]
-        self._actions += [self._tick, self._tick, self._tick_zombies]
+            others += [background.work_once, background.note_once]
+        self._actions += [Action(other, EVEN_PACES) for other in [*others, self._tick]]
+        self._actions.append(Action(self._tick_zombies, RARE_PACES))
 
     def _deploy(self, basis: GenerationBasis) -> None:
         self.starts += 1

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 
 from tidegate.coordinator.durable import GenerationBasis
@@ -29,6 +30,20 @@ from tidegate.worker.restoring import NOTHING_TO_RESTORE, restore_slot
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slices import SliceSizer
 from tidegate.worker.slot_tasks import SlotTasks
+
+EVEN_PACES = (0.3, 1.0, 3.0)
+# Tasks that fall behind their senders, so that checkpoints find rows in flight.
+SLOW_PACES = (0.03, 0.2, 1.0)
+# What finds nothing to do most of the time.
+RARE_PACES = (0.1, 0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """`act` says whether it did anything; `paces` are the weights the scheduler chooses from."""
+
+    act: Callable[[], bool]
+    paces: tuple[float, ...]
 
 
 class RandomSlices(SliceSizer):
@@ -98,12 +113,18 @@ class SimSlot:
     def tell(self, message: ToSlot) -> None:
         self.inbox.append(encode(message))
 
-    def actions(self, peers: list[SlotIndex]) -> list[Callable[[], bool]]:
-        """Everything this slot can do next; each says whether it did anything."""
-        steps = [self._step_of(position) for position in range(len(self._settings.plan.vertices))]
+    def actions(self, peers: list[SlotIndex]) -> list[Action]:
+        """Everything this slot can do next."""
+        vertices = self._settings.plan.vertices
+        steps = [
+            Action(self._step_of(position), EVEN_PACES if vertex.source is not None else SLOW_PACES)
+            for position, vertex in enumerate(vertices)
+        ]
         lanes = [lane for peer in peers for lane in (self._data_from(peer), self._control_from(peer))]
         work = [self.background.work_once, self.background.note_once]
-        return [*steps, *lanes, *work, self._read_inbox, self._send, self._on_time, self._encode, self._report]
+        others = [*lanes, *work, self._read_inbox, self._send, self._encode]
+        rare = [self._on_time, self._report]
+        return steps + [Action(a, EVEN_PACES) for a in others] + [Action(a, RARE_PACES) for a in rare]
 
     # -- actions
 

@@ -56,6 +56,9 @@ class World:
     def note(self, text: str) -> None:
         self.trace.append(f"{self.clock.now_ms:9.1f} {text}")
 
+    def is_flaky(self) -> bool:
+        return self.flaky_rate > 0 and self.random.random() < self.flaky_rate
+
     def crash_point(self) -> None:
         """Between two effects on what outlives a crash: here others may act, and here it may all end."""
         if self.interlude is not None:
@@ -112,16 +115,13 @@ class SimStore:
 
     def _before(self, path: str) -> None:
         self._world.crash_point()
-        if self._is_flaky():
+        if self._world.is_flaky():
             raise DidNotHappen(path)
 
     def _after(self, path: str) -> None:
         self._world.crash_point()
-        if self._is_flaky():
+        if self._world.is_flaky():
             raise MayHaveHappened(path)
-
-    def _is_flaky(self) -> bool:
-        return self._world.flaky_rate > 0 and self._world.random.random() < self._world.flaky_rate
 
 
 def _joined(data: Data) -> bytes:

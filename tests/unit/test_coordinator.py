@@ -1,0 +1,204 @@
+"""The coordinator's loop over slots that are threads: what happens when several things happen at once."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate.connectors.memory import MemoryCommitter, read_memory_table
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.draining import Draining
+from tidegate.coordinator.durable import DurableJob
+from tidegate.coordinator.job import JobSpec
+from tidegate.coordinator.launch import Launched, LaunchExit
+from tidegate.coordinator.roster import RosterEvent
+from tidegate.model.clock import SystemClock
+from tidegate.model.errors import DidNotHappen, UserCodeFailure
+from tidegate.model.ids import CheckpointId
+from tidegate.network.messages import Deploy, ToSlot
+from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.nodes import MapInArrow, Scan, Sink
+from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
+from tidegate.storage.store import open_store
+from tidegate.testing.threads import NamedUserCode, ThreadLauncher
+from tidegate.worker.main import SlotOrder
+from tidegate.worker.settings import SlotSettings
+
+SCHEMA = pa.schema([("v", pa.int64())])
+PATIENCE_S = 30.0
+
+
+class SlowToLeave(ThreadLauncher):
+    """Slots whose end is reported late, as Spark does."""
+
+    def launch(self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]) -> Launched:
+        def later(exit: LaunchExit) -> None:
+            time.sleep(0.3)
+            on_exit(exit)
+
+        return super().launch(order, slots=slots, on_exit=later)
+
+
+def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        raise ValueError("seven is not allowed")
+    yield from ()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        pq.write_table(pa.table({"v": pa.array(range(50), pa.int64())}), tmp_path / "in" / f"{number}.parquet")
+    return tmp_path
+
+
+def coordinator(
+    folder: Path,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = unchanged,
+    *,
+    interval_ms: float = 50.0,
+    restart: RestartStrategy | None = None,
+    available_now: bool = True,
+) -> Coordinator:
+    scan = Scan("parquet", {"path": str(folder / "in")}, SCHEMA)
+    root = MapInArrow(scan, b"f", "f", SCHEMA)
+    plan = lower(root, Sink("memory", {"queryName": folder.name}, SCHEMA), parallelism=2, max_parallelism=8)
+    location = str(folder / "chk")
+    spec = JobSpec(
+        name="job",
+        job_id=folder.name,
+        slot_settings=SlotSettings(
+            plan=plan, checkpoint_location=location, switch_after_ms=None, window_bytes=1 << 16, state_backend="heap"
+        ),
+        fingerprint=tuple(fingerprint(plan)),
+        checkpoints=CheckpointSettings(
+            interval_ms=interval_ms, timeout_ms=60_000, min_pause_ms=0, max_concurrent=3, tolerable_failures=0
+        ),
+        retained=3,
+        restart=restart or NoRestart(),
+        available_now=available_now,
+        driver_host="127.0.0.1",
+        bind_host="127.0.0.1",
+        slot_bind_host="127.0.0.1",
+        advertised_host=None,
+        ports="any",
+    )
+    return Coordinator(spec, open_store(location), SlowToLeave(NamedUserCode({"f": function})), versions={})
+
+
+def test_a_checkpoint_that_completes_while_the_slots_leave_does_not_end_the_job_twice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = MemoryCommitter.commit
+
+    def slow_commit(self: MemoryCommitter, *arguments: object) -> None:
+        time.sleep(0.05)  # several checkpoints are triggered meanwhile, and committed after the last one
+        commit(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryCommitter, "commit", slow_commit)
+    job = coordinator(folder, interval_ms=2.0)
+    job.start()
+    assert job.wait(PATIENCE_S)
+    assert job.failure() is None and job.view().state == "finished"
+    assert read_memory_table(folder.name).num_rows == 200
+
+
+def test_slots_that_join_in_one_turn_are_deployed_once(folder: Path) -> None:
+    job = coordinator(folder)
+    poll, tell_all = job._roster.poll, job._roster.tell_all
+    held_back: list[RosterEvent] = []
+    told: list[ToSlot] = []
+
+    def both_at_once(timeout_ms: float) -> list[RosterEvent]:
+        held_back.extend(poll(timeout_ms))
+        if len(job._roster.members()) == 1:
+            return []
+        events = held_back.copy()
+        held_back.clear()
+        return events
+
+    def note(message: ToSlot) -> None:
+        told.append(message)
+        tell_all(message)
+
+    job._roster.poll = both_at_once  # type: ignore[method-assign]
+    job._roster.tell_all = note  # type: ignore[method-assign]
+    job.start()
+    assert job.wait(PATIENCE_S)
+    assert job.failure() is None and read_memory_table(folder.name).num_rows == 200
+    assert len([message for message in told if isinstance(message, Deploy)]) == 1
+
+
+def test_a_stop_while_the_job_fails_for_good_does_not_hide_the_failure(folder: Path) -> None:
+    job = coordinator(folder, failing)
+    job.start()
+    while job.view().last_failure is None:
+        assert not job.wait(0.001)
+    job.stop()
+    assert job.wait(PATIENCE_S)
+    assert isinstance(job.failure(), UserCodeFailure) and "seven is not allowed" in str(job.failure())
+
+
+def test_a_stop_while_the_slots_leave_lets_the_job_finish(folder: Path) -> None:
+    job = coordinator(folder)
+    job.start()
+    while job.view().state != "finishing":
+        assert not job.wait(0.001)
+    time.sleep(0.1)  # the last checkpoint is committed within a few milliseconds, the slots leave after 300
+    job.stop()
+    assert job.wait(PATIENCE_S)
+    assert job.failure() is None and job.view().state == "finished"
+
+
+def test_what_a_query_held_is_free_once_its_end_is_known_and_a_late_call_comes_at_once(folder: Path) -> None:
+    job = coordinator(folder)
+    was_known: list[bool] = []
+    job.on_finish(lambda: was_known.append(job.wait(0)))
+    job.start()
+    assert job.wait(PATIENCE_S)
+    assert was_known == [False]
+    job.on_finish(lambda: was_known.append(True))
+    assert was_known == [False, True]
+
+
+class LongRunningMachine(SystemClock):
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + 1e9
+
+
+def test_a_generation_that_never_comes_up_counts_as_an_attempt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(self: DurableJob, *, at_ms: int) -> None:
+        attempts.append(at_ms)
+        raise DidNotHappen("The store cannot be reached.")
+
+    attempts: list[int] = []
+    monkeypatch.setattr(DurableJob, "start_generation", unreachable)
+    job = coordinator(folder, restart=FixedDelay(2, 1.0))
+    job._clock = LongRunningMachine()
+    job.start()
+    assert job.wait(PATIENCE_S), f"{len(attempts)} attempts and no end"
+    assert len(attempts) == 3
+    assert isinstance(job.failure(), DidNotHappen)
+
+
+def test_a_restart_drains_anew() -> None:
+    """A checkpoint of the new generation may be complete before what was drained is read again."""
+    draining, done = Draining(), threading.Event()
+    draining.ask(done)
+    draining.checkpoint_from = CheckpointId(7)
+    draining.begin_again()
+    draining.on_committed(CheckpointId(8))
+    assert not done.is_set()
+    draining.checkpoint_from = CheckpointId(9)
+    draining.on_committed(CheckpointId(9))
+    assert done.is_set()
