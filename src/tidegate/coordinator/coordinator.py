@@ -214,7 +214,8 @@ class Coordinator:
                 log.warning("Query %r left unfinished files behind: %s", self._spec.name, error)
 
         self._storing.submit(lambda: self._durable.clean_up(generation), then)
-        self._storing.close()
+        # What was begun is brought to its end: a checkpoint in the log is committed before the query is over.
+        self._storing.finish()
         for note in self._mailbox.take():
             note()
 

@@ -70,5 +70,10 @@ class BackgroundThread:
 
         self._pool.submit(run)
 
+    def finish(self) -> None:
+        """Do all that was submitted, then end."""
+        self._pool.shutdown(wait=True)
+
     def close(self) -> None:
+        """End; what has not begun is dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -156,7 +156,7 @@ class SimCommitter:
             if committable.checkpoint > permit.checkpoint:
                 raise ProtocolViolation(f"{committable.id} was to be committed with checkpoint {permit.checkpoint}.")
             self.world.crash_point()
-            if self.world.is_flaky():
+            if self.world.happens(self.world.sink_flaky_rate):
                 raise DidNotHappen(f"publishing {committable.id}")
             self._publish(committable.id)
 

@@ -133,13 +133,14 @@ class _Run:
             yield
 
     def play(self) -> None:
-        self.world.flaky_rate = self.scenario.store_flaky_rate
+        self.world.store_flaky_rate = self.scenario.store_flaky_rate
+        self.world.sink_flaky_rate = self.scenario.sink_flaky_rate
         self.world.interlude = self._let_zombies_work
         self._boot()
         while self.turns < self._faulty_turns() and not self._driver.has_finished:
             self._guarded(self._play_faulty)
         self.world.effects_until_crash = None
-        self.world.flaky_rate = 0.0
+        self.world.store_flaky_rate = self.world.sink_flaky_rate = 0.0
         self.world.note("faults stop")
         self._drain()
         self._check_result()
@@ -170,7 +171,7 @@ class _Run:
     def _arm(self) -> None:
         """Strike next after so many checkpoints, so that most restores find a new one with rows in flight."""
         self._strike = self.random.choice(list(Strike))
-        self._strike_after = self._driver.completed + self.random.randint(0, 1)
+        self._strike_after = self._driver.completed + self.random.choice([0, 1, 1, 1])
         self._turns_until_strike = self.random.randint(0, 60)
 
     def _strike_when_due(self) -> None:

@@ -46,6 +46,7 @@ class Scenario:
     abort_rate: float
     stall_rate: float
     store_flaky_rate: float
+    sink_flaky_rate: float
     leaves_zombies: bool
 
     def plan(self) -> JobPlan:
@@ -113,6 +114,7 @@ def scenario_of(seed: int) -> Scenario:
         abort_rate=random.choice([0.0, 0.0, 0.0003, 0.001]),
         stall_rate=random.choice([0.0, 0.0, 0.0003]),
         store_flaky_rate=random.choice([0.0, 0.0, 0.02, 0.08]),
+        sink_flaky_rate=random.choice([0.0, 0.0, 0.1]),
         leaves_zombies=random.random() < 0.5,
     )
 

@@ -33,7 +33,7 @@ from tidegate.worker.slot_tasks import SlotTasks
 
 EVEN_PACES = (0.3, 1.0, 3.0)
 # Tasks that fall behind their senders, so that checkpoints find rows in flight.
-SLOW_PACES = (0.03, 0.2, 1.0)
+SLOW_PACES = (0.01, 0.1, 0.5)
 # What finds nothing to do most of the time.
 RARE_PACES = (0.1, 0.3)
 

@@ -50,14 +50,15 @@ class World:
     published: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     trace: deque[str] = field(default_factory=lambda: deque(maxlen=_TRACED))
     effects_until_crash: int | None = None
-    flaky_rate: float = 0.0
+    store_flaky_rate: float = 0.0
+    sink_flaky_rate: float = 0.0
     interlude: Callable[[], None] | None = None
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.clock.now_ms:9.1f} {text}")
 
-    def is_flaky(self) -> bool:
-        return self.flaky_rate > 0 and self.random.random() < self.flaky_rate
+    def happens(self, rate: float) -> bool:
+        return rate > 0 and self.random.random() < rate
 
     def crash_point(self) -> None:
         """Between two effects on what outlives a crash: here others may act, and here it may all end."""
@@ -115,12 +116,12 @@ class SimStore:
 
     def _before(self, path: str) -> None:
         self._world.crash_point()
-        if self._world.is_flaky():
+        if self._world.happens(self._world.store_flaky_rate):
             raise DidNotHappen(path)
 
     def _after(self, path: str) -> None:
         self._world.crash_point()
-        if self._world.is_flaky():
+        if self._world.happens(self._world.store_flaky_rate):
             raise MayHaveHappened(path)
 
 
