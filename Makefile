@@ -55,8 +55,8 @@ sim: setup ## Simulate whole jobs; SEED=7 replays one, SEEDS=500 runs more
 bench: setup ## Measure throughput and checkpoints on this machine
 	@$(BIN)/python benchmarks/throughput.py
 
-docs: setup ## Check that every link in the documents leads somewhere
-	@$(BIN)/python -m pytest -q tests/architecture/test_docs_links.py
+docs: setup ## Check that the documents say what the code does and every link leads somewhere
+	@$(BIN)/python -m pytest -q tests/architecture/test_docs_links.py tests/architecture/test_reference.py
 
 format: setup ## Format and fix what can be fixed
 	@$(BIN)/ruff format --quiet .

@@ -57,7 +57,7 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def aggregated(df: DataFrame, keys: list[str]) -> DataFrame:
-    sums = [F.sum("amount").alias("amount"), F.sum("share").alias("share"), F.sum("price").alias("price")]
+    sums = [F.sum("amount").alias("amount"), F.sum("share").alias("share")]
     return df.groupBy(*keys).agg(F.count("*").alias("n"), F.count("amount").alias("amounts"), *sums)
 
 

@@ -37,6 +37,12 @@ def test_aligned_cuts_when_everything_before_the_barrier_is_handed_over() -> Non
     assert cuts.on_sent(Sequence(5)) == []
 
 
+def test_a_barrier_that_was_passed_by_more_than_one_element_is_cut_at_the_barrier() -> None:
+    cuts = channel(2)
+    snapshot(cuts, 1, ALIGNED, before=4)
+    assert cuts.on_sent(Sequence(6)) == [sent(1, 4, 4)]
+
+
 def test_aligned_with_nothing_unsent_cuts_at_once() -> None:
     assert snapshot(channel(4), 1, ALIGNED, before=4) == [sent(1, 4, 4)]
 

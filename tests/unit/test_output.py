@@ -170,11 +170,12 @@ def test_an_aligned_barrier_is_decided_once_everything_before_it_is_sent() -> No
     assert output.take_held(ONE) is None
 
 
-def test_an_aligned_barrier_switches_at_its_deadline_and_captures_what_is_left() -> None:
+def test_an_aligned_barrier_switches_at_its_deadline_and_captures_what_is_left_before_it() -> None:
     link = Recorder(accepts=1)
     output = make(link)
     sealed_rows(output, 1, 2)
     barrier(output, ONE, ALIGNED, 80.0)
+    sealed_rows(output, 3)
     output.send_one()
     assert output.switch_deadline_ms() == 80.0
     output.on_time(79.0)
