@@ -3,6 +3,7 @@
 A variant is named after the rule it breaks.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,11 @@ from tidegate.worker.gate import Gate
 from tidegate.worker.output import HeldCapture, OutputChannel
 from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.task import Task
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("SEED" in os.environ, reason="SEED asks for one seed alone"),
+]
 
 _MOST_SEEDS = 300
 _variants: list[Callable[[pytest.MonkeyPatch], None]] = []

@@ -160,6 +160,23 @@ def test_a_stop_while_the_slots_leave_lets_the_job_finish(folder: Path) -> None:
     assert job.failure() is None and job.view().state == "finished"
 
 
+def test_the_reason_of_a_failure_is_heard_before_the_connections_it_broke(folder: Path) -> None:
+    """One slot fails, the other finds its connection closed: people are told why, not what followed."""
+
+    def failing_in_one_slot(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if first.acquire(blocking=False):
+                raise ValueError("seven is not allowed")
+            yield batch
+
+    for _ in range(5):
+        first = threading.Lock()
+        job = coordinator(folder, failing_in_one_slot, available_now=False)
+        job.start()
+        assert job.wait(PATIENCE_S)
+        assert isinstance(job.failure(), UserCodeFailure) and "seven is not allowed" in str(job.failure())
+
+
 def test_what_a_query_held_is_free_once_its_end_is_known_and_a_late_call_comes_at_once(folder: Path) -> None:
     job = coordinator(folder)
     was_known: list[bool] = []

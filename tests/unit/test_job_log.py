@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.model.errors import Damaged, MayHaveHappened, ProtocolViolation, Superseded
+from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, ProtocolViolation, Superseded
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
@@ -249,3 +249,19 @@ def test_an_id_is_not_reused_even_if_its_checkpoint_never_completed() -> None:
     assert next_checkpoint_id(HISTORY, []) == 5
     assert next_checkpoint_id(HISTORY, ["checkpoints/9-g2/0.state", "shared/x"]) == 10
     assert next_checkpoint_id([*HISTORY, retired(4)], []) == 5
+
+
+def test_a_retry_that_surely_failed_does_not_make_the_first_try_sure(tmp_path: Path) -> None:
+    class FirstTryIsUnknown(LocalFiles):
+        tries = 0
+
+        def create(self, path: str, data: Data) -> Created | AlreadyThere:
+            type(self).tries += 1
+            if self.tries == 1:
+                super().create(path, data)
+                raise MayHaveHappened("the answer was lost")
+            raise DidNotHappen("the store is away")
+
+    log = JobLog(FirstTryIsUnknown(tmp_path), driver="a")
+    with pytest.raises(MayHaveHappened):
+        log.start_generation(parallelism=1, at_ms=0)

@@ -192,16 +192,21 @@ class Coordinator:
             self._failure = JobFailure(f"The coordinator failed: {type(error).__name__}: {error}")
             self._state = JobState.FAILED
         finally:
-            self._clean_up()
-            self._close()
-            self._publish()
-            with self._finish_lock:
-                calls, self._on_finish = self._on_finish, None
-            # Before anybody hears of the end: what the query held is then free for the next one.
-            for call in calls or ():
-                call()
-            self._finished.set()
-            self._draining.release_all()
+            try:
+                self._clean_up()
+                self._close()
+            finally:
+                self._announce_end()
+
+    def _announce_end(self) -> None:
+        self._publish()
+        with self._finish_lock:
+            calls, self._on_finish = self._on_finish, None
+        # Before anybody hears of the end: what the query held is then free for the next one.
+        for call in calls or ():
+            call()
+        self._finished.set()
+        self._draining.release_all()
 
     def _clean_up(self) -> None:
         """Unless another driver has taken over: then what lies there may be its."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidegate.model.errors import Damaged, MayHaveHappened, ProtocolViolation, Superseded
+from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, ProtocolViolation, Superseded
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.storage import layout
 from tidegate.storage.manifests import seal, unseal
@@ -110,12 +110,19 @@ class JobLog:
                 return record in self._records[number:]
 
     def _create(self, path: str, data: bytes) -> Created | AlreadyThere:
-        for _ in range(_SETTLE_ATTEMPTS - 1):
+        unsettled: MayHaveHappened | None = None
+        for _ in range(_SETTLE_ATTEMPTS):
             try:
                 return self._store.create(path, data)
-            except MayHaveHappened:
-                continue
-        return self._store.create(path, data)
+            except MayHaveHappened as error:
+                unsettled = error
+            except DidNotHappen as error:
+                if unsettled is None:
+                    raise
+                # This try surely did nothing, but an earlier one may have.
+                raise unsettled from error
+        assert unsettled is not None, "the loop ends by returning or with an unsettled try"
+        raise unsettled
 
     def _load(self, number: int) -> _Record:
         path = layout.log_entry(number)

@@ -41,6 +41,8 @@ from tidegate.worker.slot import SlotRun
 
 _DIAL_TIMEOUT_MS = 15_000.0
 _MESH_TIMEOUT_MS = 15_000.0
+# Time for the coordinator to learn by itself why a peer is gone, and to act on it.
+_LOST_PEER_GRACE_MS = 1_000.0
 # With the default of 5 ms a helper thread beside a busy loop costs up to two switches, 10 ms, a hop.
 _SWITCH_INTERVAL_S = 1e-4
 
@@ -89,6 +91,8 @@ class _Slot:
         self._deploy: Deploy | None = None
         self._run: SlotRun | None = None
         self._is_running = False
+        self._lost_peer: ConnectionLost | None = None
+        self._lost_peer_due_ms = 0.0
         self._has_left = False
 
     def serve(self) -> None:
@@ -113,12 +117,23 @@ class _Slot:
                 self._wait()
             for note in self._mailbox.take():
                 note()
+            self._report_lost_peer_if_due()
+        except ConnectionLost as error:
+            self._tear_down()
+            self._lost_peer = error
+            self._lost_peer_due_ms = self._clock.monotonic_ms() + _LOST_PEER_GRACE_MS
         except Exception as error:
             self._report_failure(error)
         # Outside: a lost coordinator ends the slot, it is not a failure of the job.
         self._coordinator.flush()
         for data in self._coordinator.receive():
             self._on_message(decode_to_slot(data))
+
+    def _report_lost_peer_if_due(self) -> None:
+        """A peer that fails closes its connections: the coordinator must hear the reason before it hears of these."""
+        if self._lost_peer is not None and self._clock.monotonic_ms() >= self._lost_peer_due_ms:
+            error, self._lost_peer = self._lost_peer, None
+            raise SlotLost(str(error)) from error
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -133,6 +148,7 @@ class _Slot:
                 return
             case Deploy():
                 self._tear_down()
+                self._lost_peer = None
                 self._deploy = message
                 self._mesh = Mesh(
                     self._slot,
@@ -192,7 +208,7 @@ class _Slot:
 
     def _report_failure(self, error: Exception) -> None:
         generation = Generation(0) if self._deploy is None else self._deploy.generation
-        self._tear_down()
+        # Before the connections to the peers are closed, which they will report as well.
         self._send(
             Failed(
                 generation,
@@ -202,6 +218,7 @@ class _Slot:
                 traceback=traceback.format_exc(),
             )
         )
+        self._tear_down()
 
     def _tear_down(self) -> None:
         self._is_running = False
