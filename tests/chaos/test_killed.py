@@ -110,7 +110,7 @@ def test_workers_killed_one_after_the_other(
     assert job.committed_rows(spark, tmp_path) == rows.answer
 
 
-@pytest.mark.parametrize(("slots", "options"), [MODES[1], MODES[2]])
+@pytest.mark.parametrize(("slots", "options"), MODES[:4])
 def test_a_killed_driver_is_resumed_by_the_next_one(
     spark: SparkSession, rows: Rows, tmp_path: Path, slots: int, options: dict[str, str]
 ) -> None:

@@ -17,7 +17,17 @@ from tidegate.coordinator.draining import Draining
 from tidegate.coordinator.durable import DurableJob, GenerationBasis
 from tidegate.coordinator.history import History
 from tidegate.coordinator.job import JobSpec
-from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, Launched, Launcher, LaunchExit
+from tidegate.coordinator.launch import (
+    Broken,
+    Cancelled,
+    Ended,
+    Impossible,
+    Launched,
+    Launcher,
+    LaunchExit,
+    slots_missing,
+    version_difference,
+)
 from tidegate.coordinator.roster import Roster, RosterEvent, SlotGone, SlotJoined, SlotSaid
 from tidegate.coordinator.splits import Splits
 from tidegate.coordinator.views import JobView, task_views
@@ -358,7 +368,7 @@ class Coordinator:
         self._roster.tell_all(Run(self._basis.generation))
 
     def _on_slots_missing(self) -> None:
-        here, wanted = len(self._roster.members()), self._plan.parallelism
+        wanted = self._plan.parallelism
         running = None if self._launched is None else self._launched.running_slots()
         patience_ms = _SLOW_SLOTS_TIMEOUT_MS - _SLOTS_TIMEOUT_MS
         if running == wanted and not self._were_slots_slow:
@@ -366,15 +376,11 @@ class Coordinator:
             self._slots_deadline_ms = self._clock.monotonic_ms() + patience_ms
             return
         self._slots_deadline_ms = None
-        problem = EnvironmentProblem(
-            f"Only {here} of {wanted} slots reported: "
-            + (
-                f"their workers cannot connect to {self._spec.driver_host}:{self._roster.port}; set "
-                f".option('network.advertisedHost') and look into the executors' logs."
-                if running == wanted
-                else f"the session has too few free cores for a barrier stage of {wanted} tasks; "
-                f"lower .option('parallelism') or end what else runs in the session."
-            )
+        problem = slots_missing(
+            here=len(self._roster.members()),
+            wanted=wanted,
+            running=running,
+            driver=f"{self._spec.driver_host}:{self._roster.port}",
         )
         if self._launch == 1:
             self._give_up(problem)
@@ -386,7 +392,7 @@ class Coordinator:
     def _on_event(self, event: RosterEvent) -> None:
         match event:
             case SlotJoined(introduction=introduction):
-                if (difference := _difference(self._versions, introduction.versions)) is not None:
+                if (difference := version_difference(self._versions, introduction.versions)) is not None:
                     self._give_up(EnvironmentProblem(difference))
                 elif self._state is JobState.STARTING and len(self._roster.members()) == self._plan.parallelism:
                     self._deploy()
@@ -477,7 +483,6 @@ class Coordinator:
             return
         match self._restarts.on_failure(ran_for_ms=ran_for_ms):
             case RestartAfter(delay_ms):
-                log.warning("Query %r restarts in %.1f s: %s", self._spec.name, delay_ms / 1000, failure)
                 self._restart_at_ms = self._clock.monotonic_ms() + delay_ms
                 if len(self._roster.members()) < self._plan.parallelism:
                     self._roster.tell_all(Leave("another slot is gone"))
@@ -506,6 +511,7 @@ class Coordinator:
         self._restart_at_ms = None
         self._is_restart_due = False
         self._leave_deadline_ms = None
+        log.warning("Query %r starts again after a failure: %s", self._spec.name, self._failure)
         self._move(JobEvent.GENERATION_STARTED)
         self._begin_generation()
 
@@ -590,13 +596,3 @@ class Coordinator:
             started_at=self._started_at,
             first_row_after_ms=self._first_row_after_ms,
         )
-
-
-def _difference(own: dict[str, str], other: dict[str, str]) -> str | None:
-    for name, version in own.items():
-        if other.get(name) != version:
-            return (
-                f"The workers run {name} {other.get(name)} and the driver {version}: "
-                f"set PYSPARK_PYTHON so that both use the same environment."
-            )
-    return None
