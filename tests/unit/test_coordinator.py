@@ -154,7 +154,8 @@ def test_a_stop_while_the_slots_leave_lets_the_job_finish(folder: Path) -> None:
     job.start()
     while job.view().state != "finishing":
         assert not job.wait(0.001)
-    time.sleep(0.1)  # the last checkpoint is committed within a few milliseconds, the slots leave after 300
+    while not job._is_leaving:
+        assert not job.wait(0.001)
     job.stop()
     assert job.wait(PATIENCE_S)
     assert job.failure() is None and job.view().state == "finished"
