@@ -265,3 +265,10 @@ def test_closing_aborts_what_is_pending_and_starts_nothing_any_more() -> None:
     assert machine.on_time(5000.0) == []
     assert machine.request(5000.0) == []
     assert machine.next_deadline_ms() == float("inf")
+
+
+def test_no_checkpoint_starts_in_the_moment_in_which_one_fails_the_job() -> None:
+    machine = checkpoints(interval_ms=100.0, timeout_ms=150.0, tolerable_failures=0)
+    assert machine.on_time(100.0) == [trigger(1)]
+    assert machine.on_time(250.0) == [abort(1, EXPIRED), FailJob(CheckpointId(1), EXPIRED)]
+    assert machine.close(FailureReason.JOB_RESTARTED) == []

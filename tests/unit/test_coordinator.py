@@ -67,6 +67,8 @@ def coordinator(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = unchanged,
     *,
     interval_ms: float = 50.0,
+    timeout_ms: float = 60_000.0,
+    max_concurrent: int = 3,
     restart: RestartStrategy | None = None,
     available_now: bool = True,
 ) -> Coordinator:
@@ -82,7 +84,11 @@ def coordinator(
         ),
         fingerprint=tuple(fingerprint(plan)),
         checkpoints=CheckpointSettings(
-            interval_ms=interval_ms, timeout_ms=60_000, min_pause_ms=0, max_concurrent=3, tolerable_failures=0
+            interval_ms=interval_ms,
+            timeout_ms=timeout_ms,
+            min_pause_ms=0,
+            max_concurrent=max_concurrent,
+            tolerable_failures=0,
         ),
         retained=3,
         restart=restart or NoRestart(),
@@ -111,6 +117,18 @@ def test_a_checkpoint_that_completes_while_the_slots_leave_does_not_end_the_job_
     assert job.wait(PATIENCE_S)
     assert job.failure() is None and job.view().state == "finished"
     assert read_memory_table(folder.name).num_rows == 200
+
+
+def test_a_checkpoint_that_expires_when_the_next_is_due_fails_the_job_with_its_reason(folder: Path) -> None:
+    def stuck(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(0.4)
+            yield batch
+
+    job = coordinator(folder, stuck, interval_ms=30.0, timeout_ms=50.0, max_concurrent=1)
+    job.start()
+    assert job.wait(PATIENCE_S)
+    assert "expired" in str(job.failure())
 
 
 def test_slots_that_join_in_one_turn_are_deployed_once(folder: Path) -> None:

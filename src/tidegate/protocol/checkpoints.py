@@ -178,5 +178,7 @@ class Checkpoints:
         if reason.counts_as_failure:
             self._failures_in_row += 1
             if self._failures_in_row > self._settings.tolerable_failures:
+                # The generation is over: one that started now would be aborted before anybody was told of it.
+                pass
                 actions.append(FailJob(checkpoint, reason))
         return actions
