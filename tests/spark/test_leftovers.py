@@ -249,39 +249,38 @@ def test_a_driver_that_ends_leaves_no_process_and_no_file(
         "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}",
         "PYSPARK_PYTHON": sys.executable,
     }
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(ENDLESS).format(then=then)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        start_new_session=True,
-    ) as driver:
+    # A file and not a pipe: whoever reads a pipe line by line may hold what comes right after the line it waits for.
+    shown = tmp_path / "shown.txt"
+    with (
+        shown.open("w") as out,
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(ENDLESS).format(then=then)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=tmp_path,
+            start_new_session=True,
+        ) as driver,
+    ):
         try:
-            assert driver.stdout is not None
-            lines = []
-            for line in driver.stdout:
-                lines.append(line)
-                if line.startswith("running"):
-                    break
+            assert until(lambda: "running" in shown.read_text() or driver.poll() is not None, 60.0), shown.read_text()
             if interrupt:
                 time.sleep(0.3)
                 os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
             try:
-                lines.append(driver.communicate(timeout=30)[0])
+                driver.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 left = session_processes(driver.pid)
                 driver.send_signal(signal.SIGUSR1)  # its threads say where they are
                 time.sleep(1)
                 os.killpg(driver.pid, signal.SIGKILL)
-                lines.append(driver.communicate()[0])
-                pytest.fail(f"still there: {left}\n{''.join(lines)}")
-            output = "".join(lines)
+                pytest.fail(f"still there: {left}\n{shown.read_text()}")
             assert until(lambda: not session_processes(driver.pid), 10.0), session_processes(driver.pid)
         finally:
             for process in session_processes(driver.pid):
                 os.kill(int(process.split()[0]), signal.SIGKILL)
+    output = shown.read_text()
+    assert "Exception in thread" not in output, output
     assert said is None or said in output, output
     assert "The coordinator of query" not in output, output
     assert list(tmp_path.glob("**/tidegate-*")) == []

@@ -179,6 +179,6 @@ class Checkpoints:
             self._failures_in_row += 1
             if self._failures_in_row > self._settings.tolerable_failures:
                 # The generation is over: one that started now would be aborted before anybody was told of it.
-                pass
+                self._is_closed = True
                 actions.append(FailJob(checkpoint, reason))
         return actions

@@ -1,10 +1,14 @@
 """How other threads reach the loop: they leave a note, the loop wakes up and takes it."""
 
+import functools
 import os
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+_Work: TypeAlias = tuple[Callable[[], None], Callable[[BaseException | None], None]]
 
 
 class Mailbox:
@@ -53,27 +57,40 @@ class Background(Protocol):
 
 
 class BackgroundThread:
-    """One thread, so that what is submitted happens in that order."""
+    """One thread, so that what is submitted happens in that order.
+
+    Not a ThreadPoolExecutor: that one refuses work as soon as the interpreter begins to end, and a query that is
+    stopped by just that still has to commit and to tidy up.
+    """
 
     def __init__(self, mailbox: Mailbox, *, name: str) -> None:
         self._mailbox = mailbox
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._submitted: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, work: Callable[[], None], then: Callable[[BaseException | None], None]) -> None:
-        def run() -> None:
+        self._submitted.put((work, then))
+
+    def finish(self) -> None:
+        """Do all that was submitted, then end."""
+        self._submitted.put(None)
+        self._thread.join()
+
+    def close(self) -> None:
+        """End; what has not begun is dropped."""
+        try:
+            while True:
+                self._submitted.get_nowait()
+        except queue.Empty:
+            self.finish()
+
+    def _serve(self) -> None:
+        while (submitted := self._submitted.get()) is not None:
+            work, then = submitted
             error: BaseException | None = None
             try:
                 work()
             except BaseException as raised:  # handed to the loop, which decides
                 error = raised
-            self._mailbox.post(lambda: then(error))
-
-        self._pool.submit(run)
-
-    def finish(self) -> None:
-        """Do all that was submitted, then end."""
-        self._pool.shutdown(wait=True)
-
-    def close(self) -> None:
-        """End; what has not begun is dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+            self._mailbox.post(functools.partial(then, error))
