@@ -114,6 +114,19 @@ def store(tmp_path: Path) -> Store:
     return LocalFiles(tmp_path)
 
 
+def test_an_aborted_checkpoint_that_waits_for_its_upload_is_not_uploaded(store: Store) -> None:
+    """Behind uploads that nobody waits for, the next checkpoint would expire, and the next after that."""
+    slot = Slot(store)
+    made_durable: list[int] = []
+    slot.take(ONE, Prepared([b"one"], lambda: made_durable.append(1)))
+    slot.snapshots.on_abort(ONE)
+    slot.take(TWO, Prepared([b"two"], lambda: made_durable.append(2)))
+    slot.upload()
+    assert [path for path in store.list() if path.startswith("checkpoints/1-")] == []
+    assert made_durable == [1, 2], "what the first one prepared rides with the second"
+    assert [said.checkpoint for said in slot.said] == [TWO] and committables(slot.said[0]) == [b"one", b"two"]
+
+
 def committables(said: Acknowledge | Decline) -> list[bytes]:
     assert isinstance(said, Acknowledge)
     return [committable for part in said.parts for committable in part.committables]

@@ -34,6 +34,7 @@ class _Assembly:
     writer: StateFileWriter = field(default_factory=StateFileWriter)
     encoding: Iterator[None] | None = None
     is_uploading: bool = False
+    is_dropped: bool = False
 
 
 class SlotSnapshots:
@@ -84,7 +85,8 @@ class SlotSnapshots:
             self._encode_if_complete(checkpoint, assembly)
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
-        self._assemblies.pop(checkpoint, None)
+        if (assembly := self._assemblies.pop(checkpoint, None)) is not None:
+            assembly.is_dropped = True
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint - _REMEMBERED_ABORTS}
         self._aborted.add(checkpoint)
 
@@ -130,6 +132,8 @@ class SlotSnapshots:
         to_commit = {task: self._to_commit(task, checkpoint) for task in assembly.parts}
 
         def work() -> None:
+            if assembly.is_dropped:
+                return  # else uploads that nobody waits for would hold up the next one until that expires, too
             for prepared in to_commit.values():
                 for epoch in prepared:
                     epoch.make_durable()
