@@ -196,6 +196,39 @@ def test_the_reason_of_a_failure_is_heard_before_the_connections_it_broke(folder
         assert isinstance(job.failure(), UserCodeFailure) and "seven is not allowed" in str(job.failure())
 
 
+class LateSlots(ThreadLauncher):
+    """Slots that come up a while after they were asked for."""
+
+    was_asked = threading.Event()
+
+    def launch(self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]) -> Launched:
+        real: list[Launched] = []
+        start = super().launch
+        later = threading.Timer(0.3, lambda: real.append(start(order, slots=slots, on_exit=on_exit)))
+        later.daemon = True
+        later.start()
+        self.was_asked.set()
+        return NothingYet()
+
+
+class NothingYet:
+    def cancel(self) -> None:
+        return
+
+    def running_slots(self) -> int | None:
+        return None
+
+
+def test_slots_that_come_after_a_stop_are_told_to_leave(folder: Path) -> None:
+    job = coordinator(folder)
+    job._launcher = launcher = LateSlots(NamedUserCode({"f": unchanged}))
+    job.start()
+    assert launcher.was_asked.wait(PATIENCE_S)
+    job.stop()
+    assert job.wait(5.0), "it waits until it may cancel them"
+    assert job.failure() is None and job.view().state == "stopped"
+
+
 def test_what_a_query_held_is_free_once_its_end_is_known_and_a_late_call_comes_at_once(folder: Path) -> None:
     job = coordinator(folder)
     was_known: list[bool] = []

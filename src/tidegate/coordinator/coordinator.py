@@ -391,17 +391,16 @@ class Coordinator:
 
     def _on_event(self, event: RosterEvent) -> None:
         match event:
+            case SlotJoined() | SlotGone() if self._state is JobState.RESTARTING:
+                # Not in place any more: the sooner all are gone, the sooner they can be started again.
+                self._roster.tell_all(Leave("another slot is gone"))
             case SlotJoined(introduction=introduction):
                 if (difference := version_difference(self._versions, introduction.versions)) is not None:
                     self._give_up(EnvironmentProblem(difference))
                 elif self._state is JobState.STARTING and len(self._roster.members()) == self._plan.parallelism:
                     self._deploy()
             case SlotGone(slot, pid):
-                if self._state in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING):
-                    self._fail(SlotLost(f"Slot {slot} (process {pid}) is gone."))
-                elif self._state is JobState.RESTARTING:
-                    # Not in place after all: the sooner the others are gone, the sooner all can be started again.
-                    self._roster.tell_all(Leave("another slot is gone"))
+                self._fail(SlotLost(f"Slot {slot} (process {pid}) is gone."))
             case SlotSaid(slot, message):
                 self._on_message(slot, message)
             case unreachable:
@@ -548,7 +547,9 @@ class Coordinator:
                     return
                 self._launched.cancel()
                 was_cancelled, deadline_ms = True, now_ms + _LEAVE_TIMEOUT_MS
-            self._roster.poll(min(100.0, deadline_ms - now_ms))
+            for event in self._roster.poll(min(100.0, deadline_ms - now_ms)):
+                if isinstance(event, SlotJoined):  # it was on its way when the others were told
+                    self._roster.tell(event.slot, Leave("the query ends"))
             for note in self._mailbox.take():
                 note()
 
