@@ -17,7 +17,7 @@ import pytest
 
 from tidegate.connectors import rate
 from tidegate.connectors.contract import EndOfSource, NothingNow, Rows, Source
-from tidegate.connectors.parquet_source import FileSplit
+from tidegate.connectors.parquet_source import FileProgress, FileSplit
 from tidegate.connectors.rate import RateEnumerator, RateSource
 from tidegate.connectors.registry import open_source
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
@@ -58,6 +58,10 @@ def rows_of(*ranges: tuple[int, int]) -> list[tuple[Any, ...]]:
 def splits_of(run: SourceRun) -> list[str]:
     splits = [msgspec.msgpack.decode(assignment.split, type=FileSplit) for assignment in run.enumerator.discover()]
     return [Path(split.path).name for split in splits]
+
+
+def files_in(state: bytes) -> list[str]:
+    return [Path(progress.file.path).name for progress in msgspec.msgpack.decode(state, type=list[FileProgress])]
 
 
 class TestParquetSource(SourceSuite):
@@ -180,10 +184,53 @@ def test_a_resumed_available_now_ends_with_what_is_due_at_the_resumption() -> No
     assert [value for _, value in after.drain()] == list(range(1, 11))
 
 
-def test_the_rate_cannot_be_restored_with_another_parallelism() -> None:
-    run = rate_run(FixedClock(), parallelism=2)
-    with pytest.raises(IncompatibleCheckpoint, match="parallelism 2 and cannot go on with 3"):
-        run.source.reader(subtask=0, parallelism=3).restore(run.snapshot()[0])
+def test_a_file_in_progress_keeps_its_row_at_another_parallelism(tmp_path: Path) -> None:
+    write_file(tmp_path / "a.parquet", 0, 33)
+    before = SourceRun(parquet(tmp_path), 1)
+    before.discover()
+    before.poll(0, max_rows=4)
+    after = before.at_parallelism(3)
+    assert after.discover() == 0
+    assert [after.poll(subtask, max_rows=100) for subtask in range(3)] == [True, False, False]
+    assert after.rows[0] == (4, "row 4")
+    after.close()
+
+
+def test_unfinished_files_go_to_the_new_readers_with_the_fewest_bytes_oldest_first(tmp_path: Path) -> None:
+    write_file(tmp_path / "large.parquet", 0, 5000, age_s=9)
+    for age_s, name in ((8, "b"), (7, "c"), (6, "d")):
+        write_file(tmp_path / f"{name}.parquet", 0, 5, age_s=age_s)
+    before = SourceRun(parquet(tmp_path), 1)
+    before.discover()
+    after = before.at_parallelism(2)
+    assert [files_in(state) for state in after.snapshot()] == [
+        ["large.parquet"],
+        ["b.parquet", "c.parquet", "d.parquet"],
+    ]
+    after.close()
+
+
+def test_a_new_file_goes_to_the_reader_that_the_redistribution_left_with_the_fewest_bytes(tmp_path: Path) -> None:
+    write_file(tmp_path / "large.parquet", 0, 5000)
+    before = SourceRun(parquet(tmp_path), 1, available_now=False)
+    before.discover()
+    after = before.at_parallelism(2)
+    write_file(tmp_path / "new.parquet", 0, 5)
+    assert [assignment.subtask for assignment in after.enumerator.discover()] == [1]
+    after.close()
+
+
+def test_finished_files_are_remembered_evenly_by_all_new_readers(tmp_path: Path) -> None:
+    for number in range(6):
+        write_file(tmp_path / f"{number}.parquet", 0, 5)
+    before = SourceRun(parquet(tmp_path), 2, available_now=False)
+    before.discover()
+    while before.poll(0) or before.poll(1):
+        pass
+    after = before.at_parallelism(3)
+    assert [len(files_in(state)) for state in after.snapshot()] == [2, 2, 2]
+    assert splits_of(after) == []
+    after.close()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tidegate.plan.lower import fingerprint, lower
 from tidegate.plan.nodes import Project, Scan, Sink, TransformWithState
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
+from tidegate.protocol.retention import KeepNumber
 from tidegate.storage.store import open_store
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker.settings import SlotSettings
@@ -66,7 +67,6 @@ def job(
         slot_settings=SlotSettings(
             plan=plan,
             checkpoint_location=str(folder / "chk"),
-            switch_after_ms=switch_after_ms,
             window_bytes=4096,
             state_backend="heap",
         ),
@@ -78,7 +78,8 @@ def job(
             max_concurrent=max_concurrent,
             tolerable_failures=tolerable_failures,
         ),
-        retained=2,
+        switch_after_ms=switch_after_ms,
+        keep=KeepNumber(2),
         restart=restart,
         available_now=True,
         driver_host="127.0.0.1",

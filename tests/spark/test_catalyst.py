@@ -63,11 +63,6 @@ class MapKeeper(Counter):
         handle.getMapState("seen", "n long", "m long")
 
 
-class Forgetful(Counter):
-    def init(self, handle: Any) -> None:
-        handle.getValueState("seen", "n long", ttlDurationMs=5)
-
-
 class EarlyReader(Counter):
     def init(self, handle: Any) -> None:
         handle.getValueState("seen", "n long").get()
@@ -275,10 +270,6 @@ REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "map state": (
         lambda df: df.groupBy("k").transformWithState(MapKeeper(), "k long, n long", "Update", "None"),
         "getMapState",
-    ),
-    "ttl": (
-        lambda df: df.groupBy("k").transformWithState(Forgetful(), "k long, n long", "Update", "None"),
-        "ttlDurationMs",
     ),
     "initial state": (
         lambda df: df.groupBy("k").transformWithState(

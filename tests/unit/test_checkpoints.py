@@ -1,7 +1,13 @@
 """When checkpoints start, complete and fail, as exact lists of actions."""
 
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from tidegate.model.ids import CheckpointId, SlotIndex
 from tidegate.protocol.checkpoints import (
+    MAX_UNCOMMITTED,
     Abort,
     CheckpointAction,
     Checkpoints,
@@ -9,11 +15,21 @@ from tidegate.protocol.checkpoints import (
     Complete,
     FailJob,
     FailureReason,
+    Refuse,
     Trigger,
+)
+from tidegate.protocol.requests import (
+    MAX_WAITING_REQUESTS,
+    Afterwards,
+    CheckpointRequest,
+    SavepointAlignment,
+    SavepointRequest,
 )
 
 EXPIRED, DECLINED, SUBSUMED = FailureReason.EXPIRED, FailureReason.DECLINED, FailureReason.SUBSUMED
+NOT_RUNNING, TOO_MANY_REQUESTS = FailureReason.NOT_RUNNING, FailureReason.TOO_MANY_REQUESTS
 SLOTS = (SlotIndex(0), SlotIndex(1))
+ONE_MORE = CheckpointRequest()
 
 
 def checkpoints(
@@ -35,16 +51,24 @@ def checkpoints(
     return Checkpoints(settings, slots=SLOTS, next_id=CheckpointId(next_id), now_ms=0.0)
 
 
-def trigger(checkpoint: int) -> Trigger:
-    return Trigger(CheckpointId(checkpoint))
+def savepoint(token: int = 1, *, afterwards: Afterwards = Afterwards.GO_ON) -> SavepointRequest:
+    return SavepointRequest(token, f"savepoints/{token}", SavepointAlignment.ALIGNED, afterwards)
+
+
+def stop_with_savepoint(token: int = 1) -> SavepointRequest:
+    return savepoint(token, afterwards=Afterwards.SUSPEND)
+
+
+def trigger(checkpoint: int, asked: SavepointRequest | None = None) -> Trigger:
+    return Trigger(CheckpointId(checkpoint), asked)
 
 
 def complete(checkpoint: int) -> Complete:
     return Complete(CheckpointId(checkpoint))
 
 
-def abort(checkpoint: int, reason: FailureReason) -> Abort:
-    return Abort(CheckpointId(checkpoint), reason)
+def abort(checkpoint: int, reason: FailureReason, asked: SavepointRequest | None = None) -> Abort:
+    return Abort(CheckpointId(checkpoint), reason, asked)
 
 
 def acknowledge(machine: Checkpoints, checkpoint: int) -> list[CheckpointAction]:
@@ -56,6 +80,18 @@ def acknowledge(machine: Checkpoints, checkpoint: int) -> list[CheckpointAction]
 
 def store(machine: Checkpoints, checkpoint: int, now_ms: float) -> list[CheckpointAction]:
     return machine.on_stored(CheckpointId(checkpoint), now_ms)
+
+
+def commit(machine: Checkpoints, checkpoint: int, now_ms: float) -> list[CheckpointAction]:
+    return machine.on_committed(CheckpointId(checkpoint), now_ms)
+
+
+def fail(machine: Checkpoints, checkpoint: int, reason: FailureReason = DECLINED) -> list[CheckpointAction]:
+    return machine.on_failed(CheckpointId(checkpoint), reason)
+
+
+def triggered(actions: Iterable[CheckpointAction]) -> list[CheckpointId]:
+    return [action.checkpoint for action in actions if isinstance(action, Trigger)]
 
 
 # -- starting
@@ -114,16 +150,16 @@ def test_no_more_than_the_allowed_number_run_at_once() -> None:
 
 def test_a_requested_one_starts_at_once_whatever_interval_and_pause_say() -> None:
     machine = checkpoints(min_pause_ms=500.0)
-    assert machine.request(10.0) == [trigger(1)]
+    assert machine.request(ONE_MORE, 10.0) == [trigger(1)]
     acknowledge(machine, 1)
     store(machine, 1, 20.0)
-    assert machine.request(30.0) == [trigger(2)]
+    assert machine.request(ONE_MORE, 30.0) == [trigger(2)]
 
 
 def test_a_requested_one_waits_for_a_free_place() -> None:
     machine = checkpoints()
     machine.on_time(100.0)
-    assert machine.request(110.0) == []
+    assert machine.request(ONE_MORE, 110.0) == []
     acknowledge(machine, 1)
     assert store(machine, 1, 120.0) == [trigger(2)]
 
@@ -131,7 +167,7 @@ def test_a_requested_one_waits_for_a_free_place() -> None:
 def test_requested_ones_do_not_push_the_periodic_ones_away() -> None:
     machine = checkpoints()
     for number in range(1, 6):
-        assert machine.request(float(number)) == [trigger(number)]
+        assert machine.request(ONE_MORE, float(number)) == [trigger(number)]
         acknowledge(machine, number)
         store(machine, number, number + 0.5)
     assert machine.on_time(100.0) == [trigger(6)]
@@ -201,6 +237,16 @@ def test_an_older_one_never_completes_behind_a_newer_one_that_is_being_stored() 
     assert acknowledge(machine, 1) == [abort(1, SUBSUMED)]
 
 
+def test_an_older_one_never_completes_behind_a_newer_one_whose_log_entry_may_be_there() -> None:
+    machine = checkpoints(max_concurrent=2, timeout_ms=10_000.0, tolerable_failures=1)
+    machine.on_time(100.0)
+    machine.on_time(200.0)
+    assert acknowledge(machine, 2) == [complete(2)]
+    reason = FailureReason.STORE_FAILED
+    assert fail(machine, 2, reason) == [abort(2, reason)]
+    assert acknowledge(machine, 1) == [abort(1, SUBSUMED)]
+
+
 # -- failing
 
 
@@ -263,7 +309,7 @@ def test_closing_aborts_what_is_pending_and_starts_nothing_any_more() -> None:
     reason = FailureReason.JOB_RESTARTED
     assert machine.close(reason) == [abort(1, reason), abort(2, reason)]
     assert machine.on_time(5000.0) == []
-    assert machine.request(5000.0) == []
+    assert machine.request(ONE_MORE, 5000.0) == [Refuse(ONE_MORE, NOT_RUNNING)]
     assert machine.next_deadline_ms() == float("inf")
 
 
@@ -272,3 +318,405 @@ def test_no_checkpoint_starts_in_the_moment_in_which_one_fails_the_job() -> None
     assert machine.on_time(100.0) == [trigger(1)]
     assert machine.on_time(250.0) == [abort(1, EXPIRED), FailJob(CheckpointId(1), EXPIRED)]
     assert machine.close(FailureReason.JOB_RESTARTED) == []
+
+
+def test_the_job_is_failed_once_however_many_expire_in_one_moment() -> None:
+    machine = checkpoints(max_concurrent=2, timeout_ms=150.0)
+    machine.on_time(100.0)
+    machine.on_time(200.0)
+    expired = [abort(1, EXPIRED), FailJob(CheckpointId(1), EXPIRED), abort(2, EXPIRED)]
+    assert machine.on_time(400.0) == expired
+
+
+# -- requests
+
+
+def test_as_many_requested_ones_start_at_once_as_there_are_places() -> None:
+    machine = checkpoints(max_concurrent=2)
+    machine.request(ONE_MORE, 10.0)
+    machine.request(ONE_MORE, 11.0)
+    machine.request(ONE_MORE, 12.0)
+    machine.request(ONE_MORE, 13.0)
+    assert machine.pending() == (1, 2)
+    acknowledge(machine, 2)
+    assert store(machine, 2, 20.0) == [abort(1, SUBSUMED), trigger(3), trigger(4)]
+
+
+def test_a_request_that_may_start_is_due_at_once() -> None:
+    machine = checkpoints(tolerable_failures=1)
+    machine.on_time(100.0)
+    machine.request(ONE_MORE, 110.0)
+    assert machine.next_deadline_ms() == 1100.0  # the timeout of the first: nothing may start
+    fail(machine, 1)
+    assert machine.next_deadline_ms() <= 110.0
+    assert machine.on_time(111.0) == [trigger(2)]
+
+
+def test_more_requests_than_may_wait_are_refused_before_anything_starts() -> None:
+    machine = checkpoints(timeout_ms=10_000.0)
+    machine.on_time(100.0)
+    assert [machine.request(ONE_MORE, 110.0) for _ in range(MAX_WAITING_REQUESTS)] == [[]] * MAX_WAITING_REQUESTS
+    for request in (ONE_MORE, savepoint()):
+        assert machine.request(request, 120.0) == [Refuse(request, TOO_MANY_REQUESTS)]
+    assert machine.failures == {TOO_MANY_REQUESTS: 2}
+    acknowledge(machine, 1)
+    assert store(machine, 1, 130.0) == [trigger(2)]
+    assert machine.request(savepoint(), 140.0) == [trigger(3, savepoint())]
+
+
+def test_pre_flight_reasons_never_count_as_failures() -> None:
+    pre_flight = {reason for reason in FailureReason if reason.is_pre_flight}
+    assert pre_flight == {TOO_MANY_REQUESTS, NOT_RUNNING}
+    assert not any(reason.counts_as_failure for reason in pre_flight)
+
+
+def test_refusing_does_not_fail_the_job() -> None:
+    machine = checkpoints(timeout_ms=10_000.0, tolerable_failures=0)
+    machine.on_time(100.0)
+    for _ in range(MAX_WAITING_REQUESTS):
+        machine.request(ONE_MORE, 110.0)
+    assert machine.request(ONE_MORE, 120.0) == [Refuse(ONE_MORE, TOO_MANY_REQUESTS)]
+    acknowledge(machine, 1)
+    assert store(machine, 1, 130.0) == [trigger(2)]
+
+
+def test_closing_refuses_what_waits_savepoints_first() -> None:
+    machine = checkpoints()
+    machine.request(savepoint(1), 10.0)
+    machine.on_time(100.0)
+    machine.request(ONE_MORE, 110.0)
+    machine.request(savepoint(2), 120.0)
+    reason = FailureReason.JOB_STOPPED
+    assert machine.close(reason) == [
+        abort(1, reason, savepoint(1)),
+        abort(2, reason),
+        Refuse(savepoint(2), NOT_RUNNING),
+        Refuse(ONE_MORE, NOT_RUNNING),
+    ]
+    assert machine.close(reason) == []
+
+
+def test_what_waits_when_a_checkpoint_fails_the_job_is_refused_when_the_generation_ends() -> None:
+    machine = checkpoints()
+    machine.request(savepoint(1), 10.0)
+    machine.on_time(100.0)
+    machine.request(savepoint(2), 110.0)
+    assert fail(machine, 2) == [abort(2, DECLINED), FailJob(CheckpointId(2), DECLINED)]
+    restarted = FailureReason.JOB_RESTARTED
+    assert machine.close(restarted) == [abort(1, restarted, savepoint(1)), Refuse(savepoint(2), NOT_RUNNING)]
+
+
+# -- savepoints
+
+
+def test_a_savepoint_starts_at_once_whatever_interval_and_pause_say() -> None:
+    machine = checkpoints(min_pause_ms=500.0)
+    machine.on_time(100.0)
+    acknowledge(machine, 1)
+    store(machine, 1, 110.0)
+    assert machine.request(savepoint(), 120.0) == [trigger(2, savepoint())]
+
+
+def test_a_savepoint_starts_beside_as_many_checkpoints_as_may_run() -> None:
+    machine = checkpoints(max_concurrent=1)
+    machine.on_time(100.0)
+    assert machine.request(savepoint(), 110.0) == [trigger(2, savepoint())]
+
+
+def test_a_savepoint_takes_no_place_of_a_checkpoint() -> None:
+    machine = checkpoints(max_concurrent=1)
+    machine.request(savepoint(), 10.0)
+    assert machine.on_time(100.0) == [trigger(2)]
+    assert machine.on_time(200.0) == []
+
+
+def test_one_savepoint_is_under_way_at_a_time_and_the_others_follow_as_they_were_asked_for() -> None:
+    machine = checkpoints()
+    machine.request(savepoint(7), 10.0)
+    assert machine.request(savepoint(9), 20.0) == []
+    assert machine.request(savepoint(8), 30.0) == []
+    acknowledge(machine, 1)
+    assert store(machine, 1, 40.0) == [trigger(2, savepoint(9))]
+    assert fail(machine, 2) == [abort(2, DECLINED, savepoint(9))]
+    assert machine.on_time(50.0) == [trigger(3, savepoint(8))]
+
+
+def test_a_savepoint_comes_before_checkpoints_that_were_asked_for_earlier() -> None:
+    machine = checkpoints(max_concurrent=1)
+    machine.request(savepoint(1), 10.0)
+    machine.on_time(100.0)
+    machine.request(ONE_MORE, 110.0)
+    machine.request(savepoint(2), 120.0)
+    fail(machine, 1)
+    acknowledge(machine, 2)
+    assert store(machine, 2, 130.0) == [trigger(3, savepoint(2)), trigger(4)]
+
+
+def test_a_waiting_savepoint_keeps_no_checkpoint_from_starting() -> None:
+    machine = checkpoints()
+    machine.request(savepoint(1), 10.0)
+    machine.request(savepoint(2), 20.0)
+    assert machine.request(ONE_MORE, 30.0) == [trigger(2)]
+
+
+def test_a_failed_savepoint_does_not_count_towards_the_tolerated_failures() -> None:
+    machine = checkpoints(tolerable_failures=0, timeout_ms=50.0)
+    machine.request(savepoint(1), 10.0)
+    assert fail(machine, 1) == [abort(1, DECLINED, savepoint(1))]
+    machine.request(savepoint(2), 20.0)
+    assert machine.on_time(70.0) == [abort(2, EXPIRED, savepoint(2))]
+    assert machine.failures == {DECLINED: 1, EXPIRED: 1}
+    assert machine.on_time(100.0) == [trigger(3)]
+
+
+def test_a_stored_savepoint_subsumes_the_older_checkpoints_that_still_run() -> None:
+    machine = checkpoints()
+    machine.on_time(100.0)
+    machine.request(savepoint(), 110.0)
+    assert acknowledge(machine, 2) == [complete(2)]
+    assert acknowledge(machine, 1) == [abort(1, SUBSUMED)]
+    assert store(machine, 2, 120.0) == []
+
+
+# -- a newer checkpoint does not overtake a savepoint
+
+
+def test_a_newer_checkpoint_is_held_back_until_the_savepoint_is_stored() -> None:
+    machine = checkpoints()
+    machine.request(savepoint(), 10.0)
+    machine.on_time(100.0)
+    assert acknowledge(machine, 2) == []
+    assert acknowledge(machine, 1) == [complete(1)]
+    assert machine.on_time(110.0) == []
+    assert store(machine, 1, 120.0) == [complete(2)]
+    assert store(machine, 2, 130.0) == []
+    assert machine.pending() == ()
+
+
+def test_a_newer_checkpoint_is_held_back_while_the_savepoint_is_being_stored() -> None:
+    machine = checkpoints()
+    machine.request(savepoint(), 10.0)
+    acknowledge(machine, 1)
+    machine.on_time(100.0)
+    assert acknowledge(machine, 2) == []
+    reason = FailureReason.STORE_FAILED
+    assert fail(machine, 1, reason) == [abort(1, reason, savepoint()), complete(2)]
+
+
+def test_held_back_ones_go_on_in_the_order_of_their_ids() -> None:
+    machine = checkpoints(max_concurrent=3, timeout_ms=10_000.0)
+    machine.request(savepoint(), 10.0)
+    for ms in (100.0, 200.0, 300.0):
+        machine.on_time(ms)
+    assert [acknowledge(machine, id) for id in (4, 2)] == [[], []]
+    assert fail(machine, 1) == [abort(1, DECLINED, savepoint()), complete(2), complete(4)]
+    assert acknowledge(machine, 3) == [abort(3, SUBSUMED)]
+
+
+def test_an_older_checkpoint_is_not_held_back_by_a_savepoint_nor_by_what_is_held_back_behind_it() -> None:
+    machine = checkpoints(max_concurrent=2, timeout_ms=10_000.0)
+    machine.on_time(100.0)
+    machine.request(savepoint(), 110.0)
+    machine.on_time(200.0)
+    assert acknowledge(machine, 3) == []
+    assert acknowledge(machine, 1) == [complete(1)]
+
+
+def test_one_that_is_held_back_does_not_expire() -> None:
+    machine = checkpoints(timeout_ms=150.0)
+    machine.request(savepoint(), 10.0)
+    machine.on_time(100.0)
+    acknowledge(machine, 2)
+    acknowledge(machine, 1)
+    assert machine.on_time(10_000.0) == []
+    assert machine.next_deadline_ms() == float("inf")
+    assert store(machine, 1, 10_001.0) == [complete(2)]
+
+
+def test_a_savepoint_that_expires_lets_go_of_what_it_held_back() -> None:
+    machine = checkpoints(timeout_ms=150.0, tolerable_failures=0)
+    machine.request(savepoint(), 10.0)
+    machine.on_time(100.0)
+    acknowledge(machine, 2)
+    assert machine.next_deadline_ms() == 160.0
+    assert machine.on_time(160.0) == [abort(1, EXPIRED, savepoint()), complete(2)]
+    assert machine.on_time(250.0) == []
+
+
+def test_one_that_is_held_back_keeps_its_place() -> None:
+    machine = checkpoints(max_concurrent=1, timeout_ms=10_000.0)
+    machine.request(savepoint(), 10.0)
+    machine.on_time(100.0)
+    acknowledge(machine, 2)
+    assert machine.on_time(200.0) == []
+    assert machine.request(ONE_MORE, 210.0) == []
+
+
+def test_one_that_is_held_back_can_fail() -> None:
+    machine = checkpoints(tolerable_failures=1)
+    machine.request(savepoint(), 10.0)
+    machine.on_time(100.0)
+    acknowledge(machine, 2)
+    assert fail(machine, 2) == [abort(2, DECLINED)]
+    acknowledge(machine, 1)
+    assert store(machine, 1, 120.0) == []
+
+
+def test_closing_completes_nothing_that_was_held_back() -> None:
+    machine = checkpoints()
+    machine.request(savepoint(), 10.0)
+    machine.on_time(100.0)
+    acknowledge(machine, 2)
+    reason = FailureReason.JOB_RESTARTED
+    assert machine.close(reason) == [abort(1, reason, savepoint()), abort(2, reason)]
+
+
+def test_nothing_held_back_completes_in_the_moment_in_which_a_checkpoint_fails_the_job() -> None:
+    machine = checkpoints(max_concurrent=2, timeout_ms=100.0)
+    machine.on_time(100.0)
+    machine.request(savepoint(), 100.0)
+    machine.request(ONE_MORE, 110.0)
+    assert acknowledge(machine, 3) == []
+    assert machine.on_time(200.0) == [
+        abort(1, EXPIRED),
+        FailJob(CheckpointId(1), EXPIRED),
+        abort(2, EXPIRED, savepoint()),
+    ]
+
+
+# -- stop with savepoint
+
+
+def test_nothing_starts_behind_a_savepoint_that_suspends() -> None:
+    machine = checkpoints(max_concurrent=3)
+    assert machine.request(stop_with_savepoint(1), 10.0) == [trigger(1, stop_with_savepoint(1))]
+    assert machine.request(ONE_MORE, 20.0) == []
+    assert machine.request(savepoint(2), 30.0) == []
+    assert machine.on_time(500.0) == []
+    assert machine.next_deadline_ms() == 1010.0  # its timeout
+
+
+def test_nothing_starts_after_a_savepoint_that_suspended_the_job() -> None:
+    machine = checkpoints()
+    machine.request(stop_with_savepoint(), 10.0)
+    machine.request(ONE_MORE, 20.0)
+    acknowledge(machine, 1)
+    assert store(machine, 1, 30.0) == []
+    assert commit(machine, 1, 40.0) == []
+    assert machine.on_time(5000.0) == []
+    assert machine.next_deadline_ms() == float("inf")
+    assert machine.close(FailureReason.JOB_STOPPED) == [Refuse(ONE_MORE, NOT_RUNNING)]
+
+
+def test_everything_goes_on_when_a_savepoint_that_suspends_fails() -> None:
+    machine = checkpoints()
+    machine.request(stop_with_savepoint(1), 10.0)
+    machine.request(ONE_MORE, 20.0)
+    machine.request(savepoint(2), 30.0)
+    assert fail(machine, 1) == [abort(1, DECLINED, stop_with_savepoint(1))]
+    assert machine.next_deadline_ms() <= 30.0
+    assert machine.on_time(40.0) == [trigger(2, savepoint(2)), trigger(3)]
+
+
+def test_checkpoints_that_run_when_a_savepoint_suspends_may_still_complete() -> None:
+    machine = checkpoints()
+    machine.on_time(100.0)
+    machine.request(stop_with_savepoint(), 110.0)
+    assert acknowledge(machine, 1) == [complete(1)]
+    assert acknowledge(machine, 2) == [complete(2)]
+    assert store(machine, 1, 120.0) == []
+
+
+# -- uncommitted ones
+
+
+def uncommitted(machine: Checkpoints, number: int) -> None:
+    for id in range(1, number + 1):
+        assert machine.request(ONE_MORE, float(id)) == [trigger(id)]
+        acknowledge(machine, id)
+        assert store(machine, id, float(id)) == []
+
+
+def test_nothing_starts_while_too_many_are_stored_and_not_committed() -> None:
+    machine = checkpoints()
+    uncommitted(machine, MAX_UNCOMMITTED)
+    assert machine.on_time(100.0) == []
+    assert machine.request(ONE_MORE, 110.0) == []
+    assert machine.request(savepoint(), 120.0) == []
+    assert machine.next_deadline_ms() == float("inf")
+    assert commit(machine, 1, 130.0) == [trigger(9, savepoint()), trigger(10)]
+
+
+def test_one_fewer_keeps_nothing_from_starting() -> None:
+    machine = checkpoints()
+    uncommitted(machine, MAX_UNCOMMITTED - 1)
+    assert machine.on_time(100.0) == [trigger(MAX_UNCOMMITTED)]
+
+
+def test_a_commit_of_an_unknown_one_makes_no_room() -> None:
+    machine = checkpoints()
+    uncommitted(machine, MAX_UNCOMMITTED)
+    assert commit(machine, 77, 100.0) == []
+
+
+# -- invariants
+
+MOVES = st.tuples(
+    st.sampled_from(["time", "acknowledge", "store", "fail", "commit", "checkpoint", "savepoint"]), st.integers(0, 5)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 3), st.lists(MOVES, max_size=60))
+def test_what_is_stored_is_in_the_order_of_ids_and_no_savepoint_is_subsumed(
+    max_concurrent: int, moves: list[tuple[str, int]]
+) -> None:
+    machine = checkpoints(max_concurrent=max_concurrent, tolerable_failures=1000, timeout_ms=700.0)
+    now_ms, asked = 0.0, 0
+    seen: list[CheckpointAction] = []
+    storing: list[CheckpointId] = []
+    stored: list[CheckpointId] = []
+    committed: set[CheckpointId] = set()
+
+    def perform(actions: list[CheckpointAction]) -> None:
+        seen.extend(actions)
+        storing.extend(action.checkpoint for action in actions if isinstance(action, Complete))
+        for action in actions:
+            if isinstance(action, Abort) and action.checkpoint in storing:
+                storing.remove(action.checkpoint)
+
+    for move, which in moves:
+        now_ms += 40.0
+        pending = machine.pending()
+        chosen = pending[which % len(pending)] if pending else CheckpointId(0)
+        match move:
+            case "acknowledge":
+                for slot in SLOTS:
+                    perform(machine.on_acknowledged(chosen, slot))
+            case "store" if storing:  # one after the other, as the log takes them
+                stored.append(storing.pop(0))
+                perform(machine.on_stored(stored[-1], now_ms))
+            case "fail":
+                perform(machine.on_failed(chosen, DECLINED))
+            case "commit" if len(committed) < len(stored):
+                committed.add(stored[len(committed)])
+                perform(machine.on_committed(stored[len(committed) - 1], now_ms))
+            case "checkpoint":
+                perform(machine.request(ONE_MORE, now_ms))
+            case "savepoint":
+                asked += 1
+                perform(machine.request(savepoint(asked), now_ms))
+            case _:
+                perform(machine.on_time(now_ms))
+        running = [id for id in machine.pending() if Trigger(id) in seen]
+        assert len(running) <= max_concurrent
+        assert len(machine.pending()) <= len(running) + 1
+        assert len(stored) - len(committed) <= MAX_UNCOMMITTED + max_concurrent
+
+    assert stored == sorted(stored)
+    assert triggered(seen) == list(range(1, machine.next_id))
+    assert not [a for a in seen if isinstance(a, Abort) and a.savepoint is not None and a.reason is SUBSUMED]
+    completed = [action.checkpoint for action in seen if isinstance(action, Complete)]
+    assert completed == sorted(set(completed))
+    machine.close(FailureReason.JOB_STOPPED)
+    assert machine.pending() == ()

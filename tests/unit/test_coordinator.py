@@ -24,6 +24,7 @@ from tidegate.plan.lower import fingerprint, lower
 from tidegate.plan.nodes import MapInArrow, Scan, Sink
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
+from tidegate.protocol.retention import KeepNumber
 from tidegate.storage.store import open_store
 from tidegate.testing.threads import NamedUserCode, ThreadLauncher
 from tidegate.worker.main import SlotOrder
@@ -79,9 +80,7 @@ def coordinator(
     spec = JobSpec(
         name="job",
         job_id=folder.name,
-        slot_settings=SlotSettings(
-            plan=plan, checkpoint_location=location, switch_after_ms=None, window_bytes=1 << 16, state_backend="heap"
-        ),
+        slot_settings=SlotSettings(plan=plan, checkpoint_location=location, window_bytes=1 << 16, state_backend="heap"),
         fingerprint=tuple(fingerprint(plan)),
         checkpoints=CheckpointSettings(
             interval_ms=interval_ms,
@@ -90,7 +89,8 @@ def coordinator(
             max_concurrent=max_concurrent,
             tolerable_failures=0,
         ),
-        retained=3,
+        switch_after_ms=None,
+        keep=KeepNumber(3),
         restart=restart or NoRestart(),
         available_now=available_now,
         driver_host="127.0.0.1",
@@ -238,6 +238,18 @@ def test_what_a_query_held_is_free_once_its_end_is_known_and_a_late_call_comes_a
     assert was_known == [False]
     job.on_finish(lambda: was_known.append(True))
     assert was_known == [False, True]
+
+
+def test_whoever_waits_hears_of_a_loop_that_fails(folder: Path) -> None:
+    def broken(timeout_ms: float) -> list[RosterEvent]:
+        raise ValueError("a bug")
+
+    job = coordinator(folder)
+    job._roster.poll = broken  # type: ignore[method-assign]
+    job.start()
+    assert job.wait(PATIENCE_S)
+    assert str(job.failure()) == "The coordinator failed: ValueError: a bug"
+    assert job.view().state == "failed"
 
 
 class LongRunningMachine(SystemClock):

@@ -22,6 +22,49 @@ def test_a_failed_generation_is_followed_by_another() -> None:
     assert state is JobState.RUNNING
 
 
+def follow(state: JobState, *events: JobEvent) -> JobState:
+    for event in events:
+        state = next_state(state, event)
+    return state
+
+
+def test_a_job_stops_once_its_savepoint_is_committed() -> None:
+    asked = follow(JobState.RUNNING, JobEvent.SAVEPOINT_ASKED)
+    assert asked is JobState.SUSPENDING
+    assert follow(asked, JobEvent.SAVEPOINT_COMMITTED, JobEvent.SLOTS_GONE) is JobState.STOPPED
+
+
+def test_a_job_runs_on_when_the_savepoint_that_should_stop_it_fails() -> None:
+    assert follow(JobState.RUNNING, JobEvent.SAVEPOINT_ASKED, JobEvent.SAVEPOINT_FAILED) is JobState.RUNNING
+
+
+def test_a_failure_while_the_savepoint_is_on_its_way_restarts_the_job() -> None:
+    assert follow(JobState.SUSPENDING, JobEvent.FAILURE) is JobState.RESTARTING
+
+
+def test_a_job_whose_input_ends_while_the_savepoint_is_on_its_way_ends_by_whichever_comes_first() -> None:
+    ended = follow(JobState.SUSPENDING, JobEvent.INPUT_ENDED)
+    assert follow(ended, JobEvent.SAVEPOINT_COMMITTED) is JobState.STOPPING
+    assert follow(ended, JobEvent.LAST_COMMITTED) is JobState.FINISHED
+    assert follow(ended, JobEvent.SAVEPOINT_FAILED, JobEvent.LAST_COMMITTED) is JobState.FINISHED
+
+
+def test_a_job_that_finishes_is_not_suspended() -> None:
+    assert follow(JobState.FINISHING, JobEvent.SAVEPOINT_ASKED) is JobState.FINISHING
+
+
+def test_only_a_job_that_runs_or_finishes_is_suspended() -> None:
+    asked = {state for state, event in TRANSITIONS if event is JobEvent.SAVEPOINT_ASKED}
+    assert asked == {JobState.RUNNING, JobState.FINISHING}
+
+
+def test_checkpoints_are_taken_wherever_one_can_be_committed() -> None:
+    commits = {JobEvent.LAST_COMMITTED, JobEvent.SAVEPOINT_COMMITTED}
+    assert {state for state in JobState if state.takes_checkpoints} == {JobState.RUNNING} | {
+        state for state, event in TRANSITIONS if event in commits
+    }
+
+
 @pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize("event", JobEvent)
 def test_a_move_that_is_not_in_the_table_is_refused_by_name(state: JobState, event: JobEvent) -> None:
@@ -53,7 +96,7 @@ def test_every_state_can_be_reached_from_the_start() -> None:
     assert reached == set(JobState)
 
 
-@pytest.mark.parametrize("state", sorted(set(JobState) - FINAL - {JobState.STOPPING}, key=lambda state: state.value))
+@pytest.mark.parametrize("state", [state for state in JobState if state not in FINAL | {JobState.STOPPING}])
 def test_a_job_can_be_stopped_whatever_it_does(state: JobState) -> None:
     assert next_state(state, JobEvent.STOP_ASKED) is JobState.STOPPING
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.errors import OptionError, UnsupportedPlan
-from tidegate.plan.key_groups import hash_rows, key_group_of, owner_of, partition, range_of
+from tidegate.model.ids import range_of
+from tidegate.plan.key_groups import hash_rows, key_group_of, owner_of, partition
 
 # Arrow imports pandas at its first list, which must not happen while an example is being generated.
 pa.array([0])
@@ -44,40 +45,126 @@ def one_column(values: list[Any], kind: pa.DataType) -> pa.RecordBatch:
 
 
 def hashes_of(values: list[Any], kind: pa.DataType) -> list[int]:
-    return hash_rows(one_column(values, kind), 1).tolist()
+    hashes: list[int] = hash_rows(one_column(values, kind), 1).tolist()
+    return hashes
+
+
+ZERO, ONE, MINUS_ONE, NULL = 0xE220A8397B1DCDAF, 0x910A2DEC89025CC1, 0xE4D971771B652C20, 0x6E756C6C5F6B6579
+NAN = float("nan")
+INFINITY = float("inf")
+FLOATS = [0.0, -0.0, 1.5, -1.5, NAN, -NAN, INFINITY, -INFINITY]
+FLOAT_HASHES = [
+    ZERO, ZERO, 0xD6DAB18E1392608A, 0x5C4CE031A716B337, 0xC72971D82E15BB46, 0xC72971D82E15BB46, 0x249E5410C2F97D99,
+    0x8CE2CA027CDA7FFE,
+]  # fmt: skip
+BYTES = [b"", b"\x00", b"\x00\xff\x80", bytes(8), bytes(range(17))]
+BYTES_HASHES = [ZERO, 0xB382A305F4414F5E, 0x3D74BBBB4214E9C8, 0x600FB8D528D256A9, 0x104E6823DE219083]
+LOCAL_TIMES = [
+    dt.datetime(1969, 12, 31, 23, 59, 59, 999_999),
+    dt.datetime(1970, 1, 1),
+    dt.datetime(2024, 2, 29, 12),
+    dt.datetime(2024, 2, 29, 12, 0, 0, 1),
+]
+TIME_HASHES = [MINUS_ONE, ZERO, 0xBE34D00A6C8BEC4A, 0x2EE1D280E968F69D]
+QUARTERS = [Decimal("1.25"), Decimal("-1.25"), Decimal("-3.00")]
+QUARTER_HASHES = [0xA053AF67BFBC21AE, 0xBACDEFC59732F397, 0x835B559A20618784]
+LARGEST_DECIMAL = Decimal("9" * 38)
 
 
 @pytest.mark.parametrize(
     ("kind", "values", "expected"),
     [
-        (
-            pa.int64(),
-            [0, 1, -1, 2**63 - 1],
-            [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1, 0xE4D971771B652C20, 0x2A67D7552E039EA7],
-        ),
+        (pa.int8(), [-(2**7), -1, 0, 1, 2**7 - 1], [0x91DE0036E7E6BC39, MINUS_ONE, ZERO, ONE, 0x3FADB6BDE9285E98]),
+        (pa.int16(), [-(2**15), -1, 0, 1, 2**15 - 1], [0x2E3B2EE7C80B725D, MINUS_ONE, ZERO, ONE, 0xB73AB1ECF2C9D038]),
+        (pa.int32(), [-(2**31), -1, 0, 1, 2**31 - 1], [0xEE1591EA220FB185, MINUS_ONE, ZERO, ONE, 0x61FA36A6261A4BE7]),
+        (pa.int64(), [-(2**63), -1, 0, 1, 2**63 - 1], [0x481EC0A212A9F3DB, MINUS_ONE, ZERO, ONE, 0x2A67D7552E039EA7]),
+        (pa.uint8(), [0, 1, 2**8 - 1], [ZERO, ONE, 0x338C507146283FB4]),
+        (pa.uint16(), [0, 1, 2**16 - 1], [ZERO, ONE, 0xCF0F635E85B85D76]),
+        (pa.uint32(), [0, 1, 2**32 - 1], [ZERO, ONE, 0x73B13BA2AFF181C0]),
+        (pa.uint64(), [0, 1, 2**64 - 1], [ZERO, ONE, MINUS_ONE]),
         (
             pa.string(),
             ["", "a", "exactly8", "nine bytes", "é" * 20],
-            [0xE220A8397B1DCDAF, 0x9CC9964958266158, 0x529A8CF7DAA5B37F, 0xD95AA15B6266B25E, 0xF2FA89ECD6BBDE68],
+            [ZERO, 0x9CC9964958266158, 0x529A8CF7DAA5B37F, 0xD95AA15B6266B25E, 0xF2FA89ECD6BBDE68],
+        ),
+        (pa.binary(), BYTES, BYTES_HASHES),
+        (pa.large_binary(), BYTES, BYTES_HASHES),
+        (pa.binary(3), BYTES[2:3], BYTES_HASHES[2:3]),
+        (pa.float64(), FLOATS, FLOAT_HASHES),
+        (pa.float32(), FLOATS, FLOAT_HASHES),
+        (pa.bool_(), [True, False, None], [ONE, ZERO, NULL]),
+        (pa.decimal128(10, 2), QUARTERS, QUARTER_HASHES),
+        (pa.decimal128(38, 2), QUARTERS, QUARTER_HASHES),
+        (pa.decimal128(10, 3), QUARTERS[:2], [0xB91C993D1B50A533, 0x326D01C2AF257000]),
+        (pa.decimal128(38, 10), QUARTERS[:2], [0x328833FB3A3E46DB, 0xC62C07F005AE9520]),
+        (
+            pa.decimal128(38, 0),
+            [Decimal(0), Decimal(-1), LARGEST_DECIMAL, LARGEST_DECIMAL.copy_negate()],
+            [0x8630C2BA6DAAB072, 0x1A073F7CA97CCC8E, 0x395832B85C756B51, 0xD1CFE20D93AFA5D6],
         ),
         (
-            pa.float64(),
-            [0.0, 1.5, float("nan"), float("-inf")],
-            [0xE220A8397B1DCDAF, 0xD6DAB18E1392608A, 0xC72971D82E15BB46, 0x8CE2CA027CDA7FFE],
+            pa.date32(),
+            [dt.date(1, 1, 1), dt.date(1969, 12, 31), dt.date(1970, 1, 1), dt.date(2024, 2, 29), dt.date(9999, 12, 31)],
+            [0x4186BAB396079324, MINUS_ONE, ZERO, 0xDB8C04CA25F6E90D, 0xA8042B9454B32861],
         ),
-        (pa.bool_(), [True, False, None], [0x910A2DEC89025CC1, 0xE220A8397B1DCDAF, 0x6E756C6C5F6B6579]),
-        (pa.decimal128(10, 2), [Decimal("1.25"), Decimal("-3.00")], [0xA053AF67BFBC21AE, 0x835B559A20618784]),
-        (pa.date32(), [dt.date(2024, 2, 29)], [0xDB8C04CA25F6E90D]),
-        (pa.timestamp("us", "UTC"), [dt.datetime(2024, 2, 29, 12)], [0xBE34D00A6C8BEC4A]),
+        (pa.timestamp("us"), LOCAL_TIMES, TIME_HASHES),
+        (pa.timestamp("us", "UTC"), LOCAL_TIMES, TIME_HASHES),
+        (pa.timestamp("us", "Europe/Berlin"), [at.replace(tzinfo=dt.UTC) for at in LOCAL_TIMES], TIME_HASHES),
+        (pa.duration("us"), [dt.timedelta(days=1), dt.timedelta(seconds=-1)], [0xCD4A65DFC50840F7, 0xA095D63C0EBACCD2]),
+        (pa.null(), [None, None], [NULL, NULL]),
     ],
+    ids=str,
 )
 def test_hashes_never_change(kind: pa.DataType, values: list[Any], expected: list[int]) -> None:
     assert hashes_of(values, kind) == expected
 
 
+@pytest.mark.parametrize("kind", [kind for kind, _ in TYPES], ids=str)
+def test_the_hash_of_a_null_is_the_same_in_every_type_and_never_changes(kind: pa.DataType) -> None:
+    assert hashes_of([None, None], kind) == [NULL, NULL]
+
+
 def test_the_hash_of_a_composite_key_never_changes() -> None:
     rows = pa.RecordBatch.from_arrays([pa.array([1, None]), pa.array(["x", "y"])], ["a", "b"])
     assert hash_rows(rows, 2).tolist() == [0x5D95BC81B67C22D7, 0x12E34F9239523B6A]
+
+
+@pytest.mark.parametrize(
+    ("key_count", "expected"),
+    [
+        (0, [0, 0, 0]),
+        (1, [ONE, MINUS_ONE, NULL]),
+        (2, [0x5D95BC81B67C22D7, 0xF8B3B8E31DF866C4, 0xA0A8E90D8C343E11]),
+        (3, [0xA8B715E1803C91A8, 0x59B918D234CE6977, 0xC0FA7DAF84A7CA61]),
+        (7, [0xFA7D1A1AA7225E01, 0xE305B7614348C20F, 0xC84802A0E42CB94D]),
+    ],
+)
+def test_the_hash_of_a_key_of_many_types_never_changes(key_count: int, expected: list[int]) -> None:
+    columns = [
+        pa.array([1, -1, None], pa.int32()),
+        pa.array(["x", "", None]),
+        pa.array([Decimal("1.25"), None, Decimal("-1.25")], pa.decimal128(10, 2)),
+        pa.array([0.0, -0.0, NAN]),
+        pa.array([dt.date(2024, 2, 29)] * 3),
+        pa.array([dt.datetime(2024, 2, 29, 12)] * 3, pa.timestamp("us", "UTC")),
+        pa.array([True, False, None]),
+    ]
+    assert hash_rows(pa.RecordBatch.from_arrays(columns, list("abcdefg")), key_count).tolist() == expected
+
+
+@given(st.lists(st.none() | st.decimals(-(10**7), 10**7, places=2), max_size=10))
+def test_a_decimal_hashes_the_same_in_every_precision(values: list[Any]) -> None:
+    narrow = hashes_of(values, pa.decimal128(10, 2))
+    assert narrow == hashes_of(values, pa.decimal128(20, 2)) == hashes_of(values, pa.decimal128(38, 2))
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
+def test_every_nan_hashes_as_the_one_that_spark_knows(kind: pa.DataType) -> None:
+    width = kind.bit_width // 8
+    others = {8: [0x7FF8000000000001, 0xFFF8000000000000], 4: [0x7FC00001, 0xFFC00000]}[width]
+    bits = np.array(others, dtype=f"u{width}")
+    nans = pa.Array.from_buffers(kind, len(bits), [None, pa.py_buffer(bits)])
+    assert hash_rows(pa.RecordBatch.from_arrays([nans], ["k"]), 1).tolist() == hashes_of([NAN] * 2, pa.float64())
 
 
 @given(batches(), st.data())
@@ -97,13 +184,6 @@ def test_the_hashes_of_joined_batches_are_the_joined_hashes(left: list[Any], rig
 def test_an_integer_hashes_the_same_in_every_width() -> None:
     found = {tuple(hashes_of([-7, 0, 100], kind)) for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())}
     assert len(found) == 1
-
-
-def test_floats_that_spark_groups_together_hash_the_same() -> None:
-    odd_nan = np.array([0x7FF8000000000001], dtype=np.uint64).view(np.float64)
-    nans = pa.Array.from_buffers(pa.float64(), 1, [None, pa.py_buffer(odd_nan)])
-    assert hash_rows(pa.RecordBatch.from_arrays([nans], ["k"]), 1).tolist() == hashes_of([float("nan")], pa.float64())
-    assert len(set(hashes_of([0.0, -0.0], pa.float64()))) == 1
 
 
 def test_what_lies_under_a_null_does_not_matter() -> None:

@@ -22,14 +22,21 @@ from tidegate.plan.nodes import (
     TransformWithState,
 )
 from tidegate.plan.physical import (
+    SECOND_INPUT,
     AggregateSpec,
+    BroadcastPartitioning,
     Edge,
     FilterSpec,
+    ForwardPartitioning,
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
+    Partitioning,
+    PointwisePartitioning,
     ProjectSpec,
+    RebalancePartitioning,
     TransformWithStateSpec,
+    Vertex,
 )
 
 INT64 = pa.int64()
@@ -135,6 +142,7 @@ def test_a_description_shows_vertices_operators_and_edges() -> None:
 def test_a_fingerprint_names_kinds_keys_and_schemas() -> None:
     assert fingerprint(lowered(TransformWithState(SCAN, 1, b"p", SCHEMA))) == [
         "v0 source parquet",
+        "e0 v0 -> v1 hash keys=[int64] rows=[int64, int64]",
         "v1 op0 TransformWithState keys=[int64] in=[k: int64, v: int64] out=[k: int64, v: int64]",
         "v1 sink noop",
     ]
@@ -150,3 +158,57 @@ def test_a_fingerprint_ignores_literals_and_function_bodies_but_not_types() -> N
     names = Scan("parquet", {}, pa.schema([("k", pa.string()), ("v", INT64)]))
     by_name = lowered(summed(names, key=Column(0, "k", pa.string())))
     assert fingerprint(by_name) != fingerprint(lowered(summed(SCAN)))
+
+
+def joined(*partitionings: Partitioning, names: tuple[str, str] = ("k", "v")) -> JobPlan:
+    """Two sources, each with an edge to one sink; a third partitioning feeds the sink's second input."""
+    schema = pa.schema([(name, INT64) for name in names])
+    sources = [Vertex(VertexId(at), "Source[parquet]", SCAN, (), None) for at in range(len(partitionings))]
+    sink = VertexId(len(sources))
+    edges = [
+        Edge(EdgeId(at), VertexId(at), sink, partitioning, schema, SECOND_INPUT if at == 2 else 0)
+        for at, partitioning in enumerate(partitionings)
+    ]
+    vertices = (*sources, Vertex(sink, "Sink[noop]", None, (), SINK, parallelism=1))
+    return JobPlan(vertices, tuple(edges), parallelism=3, max_parallelism=128)
+
+
+EVERY_PARTITIONING: list[tuple[Partitioning, str, str]] = [
+    (HashPartitioning(1), "hash by [k]", "hash keys=[int64]"),
+    (HashPartitioning(2), "hash by [k, v]", "hash keys=[int64, int64]"),
+    (RebalancePartitioning(), "rebalance", "rebalance"),
+    (PointwisePartitioning(), "pointwise", "pointwise"),
+    (BroadcastPartitioning(), "broadcast", "broadcast"),
+    (ForwardPartitioning(), "forward", "forward"),
+]
+
+
+@pytest.mark.parametrize(("partitioning", "described", "shape"), EVERY_PARTITIONING)
+def test_every_way_that_rows_can_go_is_described_and_part_of_the_fingerprint(
+    partitioning: Partitioning, described: str, shape: str
+) -> None:
+    plan = joined(partitioning)
+    assert f"  e0: v0 -> v1, {described}" in describe(plan).splitlines()
+    assert f"e0 v0 -> v1 {shape} rows=[int64, int64]" in fingerprint(plan)
+
+
+def test_all_edges_into_a_vertex_are_described_in_front_of_it_with_its_own_parallelism() -> None:
+    text = describe(joined(HashPartitioning(1), RebalancePartitioning(), BroadcastPartitioning()))
+    assert text.splitlines()[-5:] == [
+        "  e0: v0 -> v3, hash by [k]",
+        "  e1: v1 -> v3, rebalance",
+        "  e2: v2 -> v3 (input 2), broadcast",
+        "v3 Sink[noop] (parallelism 1)",
+        "    sink noop [k: int64, v: int64]",
+    ]
+
+
+def test_a_changed_shuffle_changes_the_fingerprint_and_a_renamed_column_does_not() -> None:
+    shapes = [tuple(fingerprint(joined(partitioning))) for partitioning, _, _ in EVERY_PARTITIONING]
+    assert len(set(shapes)) == len(shapes)
+    assert fingerprint(joined(HashPartitioning(1), names=("a", "b"))) == list(shapes[0])
+
+
+def test_a_fingerprint_does_not_depend_on_the_parallelism() -> None:
+    wider = lower(summed(SCAN), SINK, parallelism=7, max_parallelism=128)
+    assert fingerprint(wider) == fingerprint(lowered(summed(SCAN)))

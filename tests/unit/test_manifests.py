@@ -9,6 +9,7 @@ from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, Sequ
 from tidegate.storage.manifests import (
     ChannelRange,
     Manifest,
+    SharedFile,
     SlotFile,
     TaskCommittables,
     decode_manifest,
@@ -27,7 +28,16 @@ MANIFEST = Manifest(
     plan_fingerprint=["source rate", "aggregate count"],
     parallelism=2,
     max_parallelism=128,
-    slots=[SlotFile(SlotIndex(0), "checkpoints/7-g2/0.state", 1000, 0xDEADBEEF)],
+    vertex_parallelism=[2, 1],
+    slots=[
+        SlotFile(
+            SlotIndex(0),
+            "checkpoints/7-g2/0.state",
+            1000,
+            0xDEADBEEF,
+            [SharedFile("shared/6-g2-s0.channels", 300, 0xFEEDF00D)],
+        )
+    ],
     channels=[
         ChannelRange(ChannelId(EdgeId(0), 0, 1), first=Sequence(4), row=17, h=Sequence(6), n=Sequence(9)),
     ],
@@ -63,8 +73,8 @@ def test_a_changed_value_is_found() -> None:
 
 
 def test_another_version_is_named_whatever_else_it_contains() -> None:
-    with pytest.raises(Damaged, match="format version 2 and this Tidegate reads version 1"):
-        decode_manifest(b'{"version": 2, "something": "else"}', name=NAME)
+    with pytest.raises(Damaged, match="format version 1 and this Tidegate reads version 2"):
+        decode_manifest(b'{"version": 1, "something": "else"}', name=NAME)
 
 
 def test_a_sound_envelope_with_other_content_is_refused() -> None:

@@ -4,13 +4,30 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pytest
 
-from tidegate.model.elements import Batch, EndOfInput
+from tidegate.model.elements import Batch, EndOfInput, Idle, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
-from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
+from tidegate.network.messages import BarrierSent, ChannelFinished, CutSent, PeerMessage
+from tidegate.plan.physical import (
+    BroadcastPartitioning,
+    ForwardPartitioning,
+    HashPartitioning,
+    Partitioning,
+    PointwisePartitioning,
+    RebalancePartitioning,
+)
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.kinds import CheckpointKind
-from tidegate.worker.output import GATHER_BYTES, GATHER_MS, MARKER_BYTES, HashOutput, OutputChannel, Sealed
+from tidegate.worker.output import (
+    GATHER_BYTES,
+    GATHER_MS,
+    MARKER_BYTES,
+    EdgeOutput,
+    OutputChannel,
+    Sealed,
+    TaskOutput,
+)
 
 CHANNEL = ChannelId(EdgeId(3), 0, 1)
 INDEX = 7
@@ -61,7 +78,11 @@ def send_all(output: OutputChannel) -> None:
 
 
 def barrier(output: OutputChannel, checkpoint: CheckpointId, kind: CheckpointKind, switch_at_ms: float | None) -> None:
-    output.barrier(checkpoint, kind, age_ms=5.0, switch_at_ms=switch_at_ms)
+    output.barrier(checkpoint, kind, age_ms=5.0, switch_after_ms=30.0, switch_at_ms=switch_at_ms)
+
+
+def edge(channels: list[OutputChannel], partitioning: Partitioning) -> EdgeOutput:
+    return EdgeOutput(channels, partitioning, max_parallelism=16)
 
 
 def test_small_pieces_are_gathered_into_one_element() -> None:
@@ -114,6 +135,7 @@ def test_the_window_is_spent_by_sealing_and_comes_back_by_grants() -> None:
     output = make(link, window_bytes=50)
     output.gather(rows(1), 0.0)
     assert output.in_flight_bytes() == 8
+    assert link.sent == []
     output.seal()
     assert output.in_flight_bytes() == 8 + MARKER_BYTES
     assert output.has_room()
@@ -121,9 +143,9 @@ def test_the_window_is_spent_by_sealing_and_comes_back_by_grants() -> None:
     assert not output.has_room()
     send_all(output)
     assert not output.has_room()
-    output.on_granted(Sequence(1))
+    output.on_granted(Sequence(1), 50)
     assert output.has_room()
-    output.on_granted(Sequence(2))
+    output.on_granted(Sequence(2), 50)
     assert output.in_flight_bytes() == 0
 
 
@@ -135,7 +157,7 @@ def test_an_unaligned_barrier_seals_overtakes_and_captures_what_is_unsent() -> N
     output.gather(rows(3), 0.0)
     barrier(output, ONE, UNALIGNED, None)
     at = Sequence
-    assert link.sent[1:] == [BarrierSent(INDEX, ONE, at(3), 5.0), CutSent(INDEX, ONE, at(1), at(3))]
+    assert link.sent[1:] == [BarrierSent(INDEX, ONE, at(3), 5.0, 30.0), CutSent(INDEX, ONE, at(1), at(3))]
     assert output.is_decided(ONE)
     held = output.take_held(ONE)
     assert held is not None
@@ -216,7 +238,7 @@ def test_an_aborted_checkpoint_leaves_nothing_behind() -> None:
 
 def test_rows_of_one_key_always_go_to_the_same_channel_and_none_is_lost() -> None:
     links = [Recorder(), Recorder(), Recorder()]
-    output = HashOutput([make(link) for link in links], key_count=1, max_parallelism=16)
+    output = edge([make(link) for link in links], HashPartitioning(1))
     for start in range(0, 60, 20):
         output.emit(rows(*(n % 13 for n in range(start, start + 20))), 0.0)
     for channel in output.channels:
@@ -235,7 +257,137 @@ def _elements(link: Recorder) -> "list[tuple[int, int, object]]":
 
 def test_a_task_has_room_when_every_channel_has() -> None:
     full, empty = make(Recorder(), window_bytes=1), make(Recorder(), window_bytes=1)
-    output = HashOutput([full, empty], key_count=1, max_parallelism=16)
+    output = TaskOutput([edge([full, empty], HashPartitioning(1))])
     assert output.has_room()
     sealed_rows(full, 1)
     assert not output.has_room()
+
+
+# -- windows that change
+
+
+def test_a_grant_carries_the_window_and_a_smaller_one_has_room_only_when_enough_is_consumed() -> None:
+    output = make(Recorder(), window_bytes=1000)
+    sealed_rows(output, 1, 2)
+    assert output.has_room()
+    output.on_granted(Sequence(0), 50)
+    assert output.window_bytes == 50
+    assert not output.has_room()
+    output.on_granted(Sequence(1), 50)
+    assert output.has_room()
+    output.on_granted(Sequence(1), 2000)
+    assert output.window_bytes == 2000
+
+
+def test_not_more_than_half_a_window_is_gathered() -> None:
+    link = Recorder()
+    output = make(link)
+    output.on_granted(Sequence(0), 64)
+    output.gather(rows(1, 2, 3), 0.0)
+    send_all(output)
+    assert link.sent == []
+    output.gather(rows(4), 0.0)
+    send_all(output)
+    assert link.sent == [(0, 0, [1, 2, 3, 4])]
+
+
+# -- marks
+
+
+def test_watermarks_and_idleness_come_behind_the_rows_before_them() -> None:
+    link = Recorder()
+    output = make(link)
+    output.gather(rows(1), 0.0)
+    output.watermark(50)
+    output.gather(rows(2), 0.0)
+    output.idle()
+    send_all(output)
+    assert link.sent == [(0, 0, [1]), (1, 0, Watermark(50)), (2, 0, [2]), (3, 0, Idle())]
+
+
+def test_a_mark_is_captured_like_rows() -> None:
+    output = make(Recorder(accepts=0))
+    output.watermark(50)
+    barrier(output, ONE, UNALIGNED, None)
+    held = output.take_held(ONE)
+    assert held is not None
+    assert [values(sealed) for sealed in held.elements] == [Watermark(50)]
+
+
+def test_a_finished_channel_tells_its_receiver() -> None:
+    link = Recorder()
+    make(link).finish()
+    assert link.sent == [ChannelFinished(INDEX)]
+
+
+# -- partitionings
+
+
+def emitted(partitioning: Partitioning, receivers: int, batches: list[pa.RecordBatch]) -> list[list[object]]:
+    """What each receiver gets."""
+    links = [Recorder() for _ in range(receivers)]
+    output = TaskOutput([edge([make(link) for link in links], partitioning)])
+    for batch in batches:
+        output.emit(batch, 0.0)
+    for channel in output.channels:
+        channel.seal()
+        send_all(channel)
+    return [[number for _, _, numbers in _elements(link) for number in _numbers(numbers)] for link in links]
+
+
+def _numbers(values: object) -> list[object]:
+    assert isinstance(values, list)
+    return values
+
+
+@pytest.mark.parametrize("partitioning", [RebalancePartitioning(), PointwisePartitioning()])
+def test_whole_batches_go_to_the_receivers_in_turn(partitioning: Partitioning) -> None:
+    batches = [rows(number, number) for number in range(6)]
+    found = emitted(partitioning, 3, batches)
+    assert sorted(map(tuple, found)) == [(0, 0, 3, 3), (1, 1, 4, 4), (2, 2, 5, 5)]
+
+
+def test_broadcast_rows_go_to_every_receiver() -> None:
+    assert emitted(BroadcastPartitioning(), 3, [rows(1, 2), rows(3)]) == [[1, 2, 3]] * 3
+
+
+def test_forward_rows_go_to_the_one_receiver() -> None:
+    assert emitted(ForwardPartitioning(), 1, [rows(1, 2), rows(3)]) == [[1, 2, 3]]
+
+
+def test_a_batch_without_rows_is_not_sent_anywhere() -> None:
+    assert emitted(BroadcastPartitioning(), 2, [rows()]) == [[], []]
+
+
+# -- several edges
+
+
+def test_every_edge_of_a_task_gets_all_its_rows() -> None:
+    links = [Recorder() for _ in range(3)]
+    first = edge([make(links[0])], ForwardPartitioning())
+    second = edge([make(links[1]), make(links[2])], BroadcastPartitioning())
+    output = TaskOutput([first, second])
+    output.emit(rows(1, 2), 0.0)
+    for channel in output.channels:
+        channel.seal()
+        send_all(channel)
+    assert [link.sent for link in links] == [[(0, 0, [1, 2])]] * 3
+
+
+def test_a_task_is_decided_and_has_room_only_if_every_edge_is() -> None:
+    stuck, free = Recorder(accepts=0), Recorder()
+    one, other = make(stuck, window_bytes=1), make(free, window_bytes=1000)
+    output = TaskOutput([edge([one], ForwardPartitioning()), edge([other], ForwardPartitioning())])
+    assert output.window_bytes() == 1001
+    output.emit(rows(1), 0.0)
+    assert not output.has_room()
+    assert output.in_flight_bytes() == 8 + MARKER_BYTES + 8
+    for channel in output.channels:
+        barrier(channel, ONE, ALIGNED, 80.0)
+    send_all(other)
+    assert not output.is_decided(ONE)
+    assert list(output.deadlines_ms()) == [80.0]
+    one.on_time(80.0)
+    assert output.is_decided(ONE)
+    (held,) = output.take_held(ONE)
+    assert [values(sealed) for sealed in held.elements] == [[1]]

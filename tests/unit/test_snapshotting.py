@@ -20,7 +20,7 @@ from tidegate.model.ids import (
     TaskId,
     VertexId,
 )
-from tidegate.network.messages import Acknowledge, ChannelCapture, Decline
+from tidegate.network.messages import Acknowledge, ChannelCapture, CheckpointDone, Decline, SnapshotsTaken
 from tidegate.plan.nodes import Scan, Sink
 from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, Vertex
 from tidegate.protocol.barriers import Cut
@@ -29,11 +29,13 @@ from tidegate.protocol.kinds import CheckpointKind
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import Data, LocalFiles, Store
-from tidegate.testing.simulation.world import SimBackground, SimClock
-from tidegate.worker.gate import ReceivedCapture
+from tidegate.testing.manual_clock import ManualClock
+from tidegate.testing.simulation.world import SimBackground
+from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.output import HeldCapture, Sealed
 from tidegate.worker.restoring import restore_slot
 from tidegate.worker.snapshotting import SlotSnapshots
+from tidegate.worker.stored_task import StoredTask
 from tidegate.worker.task import TaskSnapshot
 
 SCHEMA = pa.schema([("v", pa.int64())])
@@ -53,37 +55,70 @@ PLAN = JobPlan(
 
 
 class Slot:
-    """The snapshots of one slot with a source and a sink; `said` is what the coordinator would hear."""
+    """The snapshots of one slot with a source and a sink; `said` is what the coordinator would hear of them at last."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, tasks: Items[TaskId] = (SOURCE, SINK), savepoints: Store | None = None) -> None:
         self.said: list[Acknowledge | Decline] = []
+        self.taken: list[CheckpointId] = []
         self.background = SimBackground()
-        self.clock = SimClock()
+        self.clock = ManualClock()
+        self.opened: list[str] = []
+        self._savepoints = savepoints
         self.snapshots = SlotSnapshots(
             slot=SlotIndex(0),
             generation=GENERATION,
-            tasks=[SOURCE, SINK],
+            tasks=tasks,
             store=store,
+            open_location=self._open,
             background=self.background,
             clock=self.clock,
-            send=self.said.append,
+            inline_below_bytes=20 << 10,
+            send=self._hear,
         )
 
-    def snapshot(self, task: TaskId, checkpoint: CheckpointId, prepared: Prepared | None = None) -> None:
+    def _open(self, location: str) -> Store:
+        assert self._savepoints is not None
+        self.opened.append(location)
+        return self._savepoints
+
+    def _hear(self, message: Acknowledge | Decline | SnapshotsTaken) -> None:
+        if isinstance(message, SnapshotsTaken):
+            self.taken.append(message.checkpoint)
+        else:
+            self.said.append(message)
+
+    def trigger(self, checkpoint: CheckpointId, savepoint: str | None = None) -> None:
+        self.snapshots.on_trigger(checkpoint, savepoint=savepoint)
+
+    def done(self, checkpoint: CheckpointId) -> None:
+        self.snapshots.on_done(CheckpointDone(GENERATION, checkpoint))
+
+    def snapshot(
+        self,
+        task: TaskId,
+        checkpoint: CheckpointId,
+        prepared: Prepared | None = None,
+        *,
+        kind: CheckpointKind = CheckpointKind.UNALIGNED,
+        has_ended: bool = False,
+    ) -> None:
+        """As after the coordinator's word, if that has come."""
         is_source = task == SOURCE
         section = Section("keyed/count", KeyGroupRange(0, 4), lambda: b"state")
         self.snapshots.on_snapshot(
             TaskSnapshot(
                 task=task,
                 checkpoint=checkpoint,
-                kind=CheckpointKind.UNALIGNED,
+                kind=kind,
                 start_delay_ms=1.0,
                 alignment_ms=2.0,
                 sync_ms=3.0,
                 sections=[] if is_source else [(0, section)],
                 source_state=b"position" if is_source else None,
+                progress=StoredTask(input_watermark_ms=7),
                 prepared=prepared,
                 state_bytes=5,
+                has_ended=has_ended,
             )
         )
 
@@ -99,6 +134,7 @@ class Slot:
 
     def take(self, checkpoint: CheckpointId, prepared: Prepared | None = None) -> None:
         """A whole checkpoint up to its upload."""
+        self.trigger(checkpoint)
         self.snapshot(SOURCE, checkpoint)
         self.snapshot(SINK, checkpoint, prepared)
         self.close(checkpoint)
@@ -147,7 +183,7 @@ def received(
     position = ReceiverRange(
         channel=CHANNEL, first=first, row=row, held_from=Sequence(held_from), before=Sequence(before)
     )
-    return ReceivedCapture(position, tuple((Sequence(s), element) for s, element in elements))
+    return ReceivedCapture(position, tuple(CapturedElement(Sequence(s), element) for s, element in elements))
 
 
 def held(elements: "list[tuple[int, NumberedElement]]") -> HeldCapture:
@@ -167,7 +203,8 @@ def write_manifest(store: Store, ack: Acknowledge) -> str:
         plan_fingerprint=[],
         parallelism=1,
         max_parallelism=4,
-        slots=[SlotFile(SlotIndex(0), ack.path, ack.length, ack.crc32)],
+        vertex_parallelism=[1, 1],
+        slots=[SlotFile(SlotIndex(0), ack.path, ack.length, ack.crc32, ack.shared)],
         channels=[ChannelRange(c.channel, c.first or Sequence(0), c.row, c.held_from, c.before) for c in ack.received],
     )
     store.put("manifest.json", encode_manifest(manifest))
@@ -191,6 +228,7 @@ def restored(store: Store, slot: Slot) -> list[tuple[int, object]]:
 
 def test_a_slot_acknowledges_once_all_its_tasks_are_in_the_store(store: Store) -> None:
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshot(SINK, ONE)
     assert slot.snapshots.waiting_for_outputs() == [(ONE, SOURCE), (ONE, SINK)]
@@ -203,6 +241,7 @@ def test_a_slot_acknowledges_once_all_its_tasks_are_in_the_store(store: Store) -
     slot.snapshots.encode_some(float("inf"))
     assert slot.said == []
     slot.upload()
+    assert slot.taken == [ONE]
     (ack,) = slot.said
     assert isinstance(ack, Acknowledge)
     assert (ack.generation, ack.checkpoint, ack.path) == (GENERATION, ONE, "checkpoints/1-g3/0.state")
@@ -212,6 +251,7 @@ def test_a_slot_acknowledges_once_all_its_tasks_are_in_the_store(store: Store) -
 
 def test_encoding_stops_when_its_time_is_up_and_goes_on_later(store: Store) -> None:
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshot(SINK, ONE)
     slot.close(ONE)
@@ -225,6 +265,7 @@ def test_encoding_stops_when_its_time_is_up_and_goes_on_later(store: Store) -> N
 
 def test_captures_are_acknowledged_by_their_ranges(store: Store) -> None:
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshot(SINK, ONE)
     slot.close(ONE, [received([(4, rows(1))], row=2, held_from=5, before=6)], [held([(5, rows(2))])])
@@ -249,6 +290,7 @@ def test_a_slot_that_cannot_store_its_part_declines(tmp_path: Path) -> None:
 
 def test_an_aborted_checkpoint_is_neither_encoded_nor_acknowledged(store: Store) -> None:
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshots.on_abort(ONE)
     slot.snapshot(SINK, ONE)
@@ -264,6 +306,68 @@ def test_one_that_is_aborted_while_it_is_uploaded_is_not_acknowledged(store: Sto
     slot.snapshots.on_abort(ONE)
     slot.upload()
     assert slot.said == []
+
+
+def test_nothing_is_stored_before_the_coordinators_own_word(store: Store) -> None:
+    """It says whether this is a savepoint, and comes behind the news of what may be referred to."""
+    slot = Slot(store)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE)
+    assert slot.taken == [ONE]
+    assert not slot.snapshots.has_work()
+    slot.trigger(ONE)
+    assert slot.snapshots.has_work()
+    assert slot.taken == [ONE]
+
+
+def test_the_word_of_an_aborted_checkpoint_opens_nothing(store: Store) -> None:
+    slot = Slot(store)
+    slot.snapshots.on_abort(ONE)
+    slot.take(ONE)
+    slot.upload()
+    assert (slot.taken, slot.said) == ([], [])
+
+
+def test_a_slot_without_tasks_acknowledges_an_empty_part(store: Store) -> None:
+    slot = Slot(store, tasks=())
+    slot.trigger(ONE)
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    (ack,) = slot.said
+    assert isinstance(ack, Acknowledge)
+    assert (slot.taken, ack.parts, ack.received, ack.held) == ([ONE], [], [], [])
+    assert store.size(ack.path) == ack.length
+
+
+def test_a_savepoint_goes_to_its_own_location_by_paths_of_its_own(tmp_path: Path) -> None:
+    savepoints = LocalFiles(tmp_path / "savepoints")
+    slot = Slot(LocalFiles(tmp_path / "job"), savepoints=savepoints)
+    slot.trigger(ONE, savepoint="there")
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE)
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    (ack,) = slot.said
+    assert isinstance(ack, Acknowledge)
+    assert (slot.opened, ack.path, savepoints.list()) == (["there"], "0.state", ["0.state"])
+
+
+def test_the_speed_of_storage_is_known_after_an_upload_that_is_large_enough(store: Store) -> None:
+    slot = Slot(store)
+    slot.take(ONE)
+    slot.upload()
+    assert slot.snapshots.storage_bytes_per_ms() is None
+    slot.trigger(TWO)
+    slot.snapshot(SOURCE, TWO)
+    slot.snapshot(SINK, TWO)
+    slot.close(TWO, [received([(4, rows(*range(20_000)))], held_from=5, before=5)])
+    slot.snapshots.encode_some(float("inf"))
+    slow = Prepared([], lambda: slot.clock.advance(100.0))
+    slot.snapshots._unsettled[SINK] = {TWO: slow}
+    slot.upload()
+    assert slot.snapshots.storage_bytes_per_ms() is None
 
 
 # -- what sinks prepared
@@ -311,7 +415,7 @@ def test_rows_of_a_completed_checkpoint_do_not_go_again(store: Store) -> None:
     slot = Slot(store)
     slot.take(ONE, prepared(b"epoch 1"))
     slot.upload()
-    slot.snapshots.on_done(ONE)
+    slot.done(ONE)
     slot.take(TWO, prepared(b"epoch 2"))
     slot.upload()
     assert committables(slot.said[1]) == [b"epoch 2"]
@@ -322,6 +426,7 @@ def test_rows_of_a_completed_checkpoint_do_not_go_again(store: Store) -> None:
 
 def test_restore_gives_state_positions_and_captured_rows_the_receivers_part_first(store: Store) -> None:
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshot(SINK, ONE)
     slot.close(
@@ -335,18 +440,21 @@ def test_restore_gives_state_positions_and_captured_rows_the_receivers_part_firs
     (ack,) = slot.said
     assert isinstance(ack, Acknowledge)
     restore = restore_slot(store, "manifest.json", PLAN, SlotIndex(0))
-    assert restore.source_states == {SOURCE: b"position"}
-    assert [(s.name, bytes(s.data)) for s in restore.sections[SINK, 0]] == [("keyed/count", b"state")]
+    assert restore.tasks[SOURCE].source_state == b"position"
+    assert restore.tasks[SOURCE].progress == StoredTask(input_watermark_ms=7)
+    assert [(s.name, bytes(s.data)) for s in restore.tasks[SINK].sections[0]] == [("keyed/count", b"state")]
     assert restore.next_sequences == {CHANNEL: 8}
     assert restore.recovered[CHANNEL].next_sequence == 8
 
 
 def test_a_captured_slice_of_a_batch_stores_only_its_own_rows(store: Store) -> None:
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshot(SINK, ONE)
-    rest = Batch(rows(1, 2, 3).rows.slice(2))
-    slot.close(ONE, [received([(0, rest)], row=2, held_from=1, before=1)])
+    half_done = CapturedElement(Sequence(0), rows(1, 2, 3), done_rows=2)
+    position = ReceiverRange(channel=CHANNEL, first=Sequence(0), row=2, held_from=Sequence(1), before=Sequence(1))
+    slot.close(ONE, [ReceivedCapture(position, (half_done,))])
     slot.snapshots.encode_some(float("inf"))
     slot.upload()
     assert restored(store, slot) == [(0, [3])]
@@ -355,6 +463,7 @@ def test_a_captured_slice_of_a_batch_stores_only_its_own_rows(store: Store) -> N
 def test_an_end_mark_that_was_in_flight_leaves_no_hole_in_the_sequence(store: Store) -> None:
     """It ended the run that wrote it, not this one; yet the next capture must be without gaps."""
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshot(SINK, ONE)
     slot.close(ONE, [received([(4, rows(1)), (5, EndOfInput())], held_from=6, before=6)])
@@ -365,6 +474,7 @@ def test_an_end_mark_that_was_in_flight_leaves_no_hole_in_the_sequence(store: St
 
 def test_a_capture_with_a_missing_element_is_not_restored(store: Store) -> None:
     slot = Slot(store)
+    slot.trigger(ONE)
     slot.snapshot(SOURCE, ONE)
     slot.snapshot(SINK, ONE)
     slot.close(ONE, [received([(4, rows(1)), (6, rows(3))], held_from=7, before=7)])

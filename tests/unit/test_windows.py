@@ -65,6 +65,61 @@ def test_the_smallest_window_still_grants() -> None:
     assert window.is_grant_due(1, channel_is_empty=False)
 
 
+def test_a_smaller_window_keeps_what_is_in_flight_and_has_no_room_until_it_drained() -> None:
+    window = SendWindow(100)
+    for sequence in range(4):
+        window.spend(Sequence(sequence), 20)
+    window.resize(40)
+    assert window.in_flight_bytes == 80
+    assert not window.has_room()
+    window.granted(Sequence(2))
+    assert not window.has_room()
+    window.granted(Sequence(3))
+    assert window.has_room()
+
+
+def test_a_larger_window_has_room_at_once() -> None:
+    window = SendWindow(100)
+    window.spend(Sequence(0), 100)
+    window.resize(101)
+    assert window.has_room()
+
+
+def test_a_resized_receiver_grants_by_quarters_of_its_new_window() -> None:
+    window = ReceiveWindow(100)
+    window.resize(200)
+    assert [window.is_grant_due(10, channel_is_empty=False) for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_what_is_owed_survives_a_resize_and_may_then_be_due() -> None:
+    window = ReceiveWindow(100)
+    assert not window.is_grant_due(20, channel_is_empty=False)
+    window.resize(84)
+    assert window.is_grant_due(1, channel_is_empty=False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 200), st.integers(1, 200)), max_size=60), st.integers(1, 200)
+)
+def test_windows_that_change_at_any_moment_and_differ_never_block_for_ever(
+    elements: list[tuple[int, int, int]], window_bytes: int
+) -> None:
+    """The two sides hear of a new size at different times: a sender without room always gets its grant."""
+    sender, receiver = SendWindow(window_bytes), ReceiveWindow(window_bytes)
+    queue: list[tuple[int, int]] = []
+    for next_sequence, (size, sender_bytes, receiver_bytes) in enumerate(elements):
+        sender.resize(sender_bytes)
+        while not sender.has_room():
+            assert queue, "a sender without room has something for the receiver to consume"
+            sequence, consumed_bytes = queue.pop(0)
+            if receiver.is_grant_due(consumed_bytes, channel_is_empty=not queue):
+                sender.granted(Sequence(sequence + 1))
+        assert sender.in_flight_bytes >= sum(queued for _, queued in queue)
+        receiver.resize(receiver_bytes)
+        sender.spend(Sequence(next_sequence), size)
+        queue.append((next_sequence, size))
+
+
 @given(st.integers(1, 200), st.lists(st.tuples(st.integers(1, 90), st.booleans()), max_size=60))
 def test_bytes_are_conserved_between_sender_and_receiver(window_bytes: int, elements: list[tuple[int, bool]]) -> None:
     """Whatever the receiver's rhythm: once it has consumed everything, nothing is left in flight."""

@@ -8,8 +8,12 @@ from typing import Any
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms, parse_size_bytes
 from tidegate.network.address import parse_ports
+from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.kinds import Guarantee
+from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
+from tidegate.protocol.retention import KeepFor, KeepNumber
 
 SESSION_PREFIX = "spark.tidegate."
 _MOST_KEY_GROUPS = 32_768  # a key group must fit a 16-bit number
@@ -51,6 +55,18 @@ def _choice(*choices: str) -> Callable[[str, str], str]:
         return text.strip().lower()
 
     return parse
+
+
+def _kept(name: str, text: str) -> KeepNumber | KeepFor:
+    """A bare number counts checkpoints; with a unit it is a time."""
+    if not text.strip().isdecimal():
+        try:
+            return KeepFor(parse_duration_ms(text, option=name))
+        except OptionError:
+            raise OptionError(
+                f"Option {name!r} is {text!r}: write a number of checkpoints such as 3, or a time such as 1h."
+            ) from None
+    return KeepNumber(_count(1)(name, text))
 
 
 def _text(name: str, text: str) -> str:
@@ -117,6 +133,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "execution.checkpointing.max-concurrent-checkpoints",
         ),
         OptionSpec(
+            "checkpoint.mode",
+            "exactly_once",
+            _choice("exactly_once", "at_least_once"),
+            "whether a row may count twice after a failure; at_least_once never waits, and is never unaligned",
+            "execution.checkpointing.mode",
+        ),
+        OptionSpec(
             "checkpoint.unaligned",
             "auto",
             _choice("false", "true", "auto"),
@@ -140,9 +163,15 @@ OPTIONS: Mapping[str, OptionSpec] = {
         OptionSpec(
             "checkpoint.retained",
             "3",
-            _count(1),
-            "completed checkpoints that are kept",
+            _kept,
+            "completed checkpoints that are kept: a number, or a time such as 1h",
             "execution.checkpointing.num-retained",
+        ),
+        OptionSpec(
+            "source.activeBackpressure",
+            "true",
+            _choice("true", "strict", "false"),
+            "whether sources wait for a checkpoint that is an interval late: until it reached every task, or is over",
         ),
         OptionSpec(
             "network.window",
@@ -150,6 +179,20 @@ OPTIONS: Mapping[str, OptionSpec] = {
             _size,
             "bytes a channel may have in flight",
             "taskmanager.network.memory.buffers-per-channel",
+        ),
+        OptionSpec(
+            "network.debloat",
+            "true",
+            _choice("true", "false"),
+            "whether windows shrink to what is processed within network.target",
+            "taskmanager.network.memory.buffer-debloat.enabled",
+        ),
+        OptionSpec(
+            "network.target",
+            "1s",
+            _duration,
+            "with network.debloat: how long what is in flight should take to process",
+            "taskmanager.network.memory.buffer-debloat.target",
         ),
         OptionSpec(
             "network.bindHost",
@@ -178,6 +221,19 @@ OPTIONS: Mapping[str, OptionSpec] = {
             _choice("heap"),
             "where keyed state lives",
             "state.backend.type",
+        ),
+        OptionSpec(
+            "restore.from",
+            None,
+            _text,
+            "a checkpoint or savepoint to start from while checkpointLocation has none of its own",
+            "execution.state-recovery.path",
+        ),
+        OptionSpec(
+            "restore.allowDuplicates",
+            "false",
+            _choice("false", "true"),
+            "go back past a damaged checkpoint even if its output was committed and comes out again",
         ),
         OptionSpec(
             "restart.strategy",
@@ -211,12 +267,17 @@ class QueryOptions:
     max_parallelism: int
     checkpoints: CheckpointSettings
     switch_after_ms: float | None
-    retained: int
+    guarantee: Guarantee
+    keep: KeepNumber | KeepFor
+    active_backpressure: ActiveBackpressure
     window_bytes: int
+    debloat_target_ms: float | None
     bind_host: str | None
     advertised_host: str | None
     ports: str
     state_backend: str
+    restore_from: str | None
+    rollback: SinkRollback
     restart: RestartStrategy
 
 
@@ -250,6 +311,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         text = own.get(name.lower(), from_session.get(name.lower(), spec.default))
         return None if text is None else spec.parse(spec.name, text)
 
+    guarantee = Guarantee(read("checkpoint.mode"))
     return QueryOptions(
         checkpoint_location=read("checkpointLocation"),
         parallelism=read("parallelism"),
@@ -261,13 +323,18 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
             max_concurrent=read("checkpoint.maxConcurrent"),
             tolerable_failures=read("checkpoint.tolerableFailures"),
         ),
-        switch_after_ms=_switch_after_ms(read("checkpoint.unaligned"), read("checkpoint.alignedTimeout")),
-        retained=read("checkpoint.retained"),
+        switch_after_ms=_switch_after_ms(guarantee, read("checkpoint.unaligned"), read("checkpoint.alignedTimeout")),
+        guarantee=guarantee,
+        keep=read("checkpoint.retained"),
+        active_backpressure=ActiveBackpressure(read("source.activeBackpressure")),
         window_bytes=_positive("network.window", read),
+        debloat_target_ms=_debloat_target_ms(read("network.debloat"), _positive("network.target", read)),
         bind_host=read("network.bindHost"),
         advertised_host=read("network.advertisedHost"),
         ports=read("network.ports"),
         state_backend=read("state.backend"),
+        restore_from=read("restore.from"),
+        rollback=_rollback(read("restore.allowDuplicates")),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
     )
 
@@ -286,14 +353,27 @@ def _positive(name: str, read: Callable[[str], Any]) -> Any:
     return value
 
 
-def _switch_after_ms(unaligned: str, aligned_timeout_ms: float) -> float | None:
-    match unaligned:
-        case "false":
+def _switch_after_ms(guarantee: Guarantee, unaligned: str, aligned_timeout_ms: float) -> float | None:
+    match guarantee, unaligned:
+        case Guarantee.AT_LEAST_ONCE, "true":
+            raise OptionError(
+                "Option 'checkpoint.mode' is at_least_once, which is never unaligned: leave out "
+                "'checkpoint.unaligned', or write exactly_once."
+            )
+        case (_, "false") | (Guarantee.AT_LEAST_ONCE, _):
             return None
-        case "true":
+        case _, "true":
             return 0.0
         case _:
             return aligned_timeout_ms
+
+
+def _debloat_target_ms(debloat: str, target_ms: float) -> float | None:
+    return target_ms if debloat == "true" else None
+
+
+def _rollback(allow_duplicates: str) -> SinkRollback:
+    return SinkRollback.DUPLICATES_ALLOWED if allow_duplicates == "true" else SinkRollback.NONE
 
 
 def _restart(strategy: str, attempts: int, delay_ms: float) -> RestartStrategy:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tidegate.model.errors import OptionError
 from tidegate.plan.nodes import Sink
 from tidegate.plan.physical import JobPlan
+from tidegate.storage import layout
 from tidegate.storage.store import local_path
 
 
@@ -32,6 +33,19 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 def path_option(options: Iterable[tuple[str, str]]) -> str | None:
     return next((value for name, value in options if name.lower() == "path"), None)
+
+
+def checkpoint_path(given: str) -> str:
+    """The path of a checkpoint or savepoint so that it means the same in every process."""
+    path = local_path(given)
+    if path is None:
+        return given
+    if (path / layout.LOG).is_dir():
+        raise OptionError(
+            f"Option 'restore.from' is {given!r}, which is a checkpointLocation: name one checkpoint in its folder "
+            f"{layout.CHECKPOINTS!r}, or a savepoint."
+        )
+    return str(path)
 
 
 def refuse_own_output(plan: JobPlan, sink: Sink) -> None:

@@ -1,15 +1,19 @@
-"""A running query, shaped like PySpark's `StreamingQuery`, with its checkpoints to look at."""
+"""A running query, shaped like PySpark's `StreamingQuery`, with its checkpoints to look at and savepoints to take."""
 
 import threading
 import uuid
 from collections.abc import Callable
+from os import PathLike
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tidegate.api.progress import progress_of
+from tidegate.api.savepoints import SavepointPlace, take_savepoint
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.views import CheckpointView, JobView
 from tidegate.model.errors import TidegateError
+from tidegate.protocol.requests import Afterwards
 
 _active: dict[str, "StreamingQuery"] = {}
 _active_lock = threading.Lock()
@@ -22,10 +26,18 @@ def active_queries(spark: SparkSession | None = None) -> "list[StreamingQuery]":
 
 class StreamingQuery:
     def __init__(
-        self, spark: SparkSession, coordinator: Coordinator, *, id: str, name: str | None, explanation: str
+        self,
+        spark: SparkSession,
+        coordinator: Coordinator,
+        *,
+        id: str,
+        name: str | None,
+        explanation: str,
+        savepoints: SavepointPlace,
     ) -> None:
         self._spark = spark
         self._coordinator = coordinator
+        self._savepoints = savepoints
         self._id = id
         self._run_id = str(uuid.uuid4())
         self._name = name
@@ -103,11 +115,32 @@ class StreamingQuery:
         if (failure := self.exception()) is not None:
             raise failure
 
-    def stop(self) -> None:
-        """Ends the query. What was read after the last checkpoint is read again when it is started again."""
-        self._coordinator.stop()
+    def savepoint(self, path: "str | PathLike[str] | None" = None, *, unaligned: bool = False) -> str:
+        """Takes a checkpoint that is yours: it is whole in its own folder, and only you delete it.
+
+        It gets a folder below `path`, by default `<checkpointLocation>/savepoints`. Waits until it is committed, then
+        gives its path, for `.option("restore.from", ...)`. Raises why, if it cannot be taken.
+        """
+        folder = self._savepoints.folder(path)
+        alignment = self._savepoints.alignment(unaligned=unaligned)
+        return take_savepoint(self._coordinator, folder, alignment=alignment, afterwards=Afterwards.GO_ON)
+
+    def stop(self, savepoint: "str | PathLike[str] | bool | None" = None, *, unaligned: bool = False) -> str | None:
+        """Ends the query. What was read after the last checkpoint is read again when it is started again.
+
+        With `savepoint` (a folder, or True for `<checkpointLocation>/savepoints`) the sources stop, a savepoint is
+        taken of all they gave, and the query ends with it: gives its path. If that fails, the query goes on running.
+        """
+        if savepoint is None or savepoint is False:
+            self._coordinator.stop()
+            path = None
+        else:
+            folder = self._savepoints.folder(None if savepoint is True else savepoint)
+            alignment = self._savepoints.alignment(unaligned=unaligned)
+            path = take_savepoint(self._coordinator, folder, alignment=alignment, afterwards=Afterwards.SUSPEND)
         self._wait(None)
         self._refresh()
+        return path
 
     def exception(self) -> TidegateError | None:
         return self._coordinator.failure()
@@ -129,31 +162,7 @@ class StreamingQuery:
         return self._coordinator.wait(0)
 
     def _progress_of(self, checkpoint: CheckpointView | None, view: JobView) -> dict[str, Any]:
-        sources = [task for task in view.tasks if task.is_source]
-        return {
-            "id": self._id,
-            "runId": self._run_id,
-            "name": self._name,
-            "timestamp": None if checkpoint is None else checkpoint.triggered_at.isoformat(),
-            "batchId": None if checkpoint is None else checkpoint.id,
-            "durationMs": {} if checkpoint is None else {"checkpoint": checkpoint.duration_ms},
-            "generation": view.generation,
-            "numInputRows": sum(task.rows_in for task in sources),
-            "sources": [
-                {"description": task.name, "task": str(task.task), "numInputRows": task.rows_in} for task in sources
-            ],
-            "slots": [{"slot": slot, "pid": pid} for slot, pid in enumerate(view.slot_pids)],
-            "tasks": [
-                {
-                    "task": str(task.task),
-                    "name": task.name,
-                    "rowsIn": task.rows_in,
-                    "rowsOut": task.rows_out,
-                    "queuedBytes": task.queued_bytes,
-                }
-                for task in view.tasks
-            ],
-        }
+        return {"id": self._id, "runId": self._run_id, "name": self._name, **progress_of(checkpoint, view)}
 
     def _forget(self) -> None:
         with _active_lock:

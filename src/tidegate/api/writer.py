@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
-from tidegate.api.places import missing_folders, path_option, refuse_own_output, remove_empty
+from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
 from tidegate.api.query import StreamingQuery, active_queries
+from tidegate.api.savepoints import SavepointPlace
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_sink, open_source
 from tidegate.coordinator.coordinator import Coordinator
@@ -147,16 +148,26 @@ class DataStreamWriter:
         spark = self._df.sparkSession
         facts = check_session(spark)
         query_options = read_options(own, _session_options(spark))
+        restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
         claim: SlotClaim | None = None
         location, is_passing = self._location(query_options, sink)
-        absent = missing_folders([location, path_option(sink.options.items()) or location])
+        absent = missing_folders([location, path_option(sink.options.items()) or location, restore_from or location])
         try:
             sink = _settled(sink, location)
             self._refuse_taken(location, name)
             claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
             return self._start(
-                root, sink, query_options, spark, facts, claim, name=name, location=location, is_passing=is_passing
+                root,
+                sink,
+                query_options,
+                spark,
+                facts,
+                claim,
+                name=name,
+                location=location,
+                is_passing=is_passing,
+                restore_from=restore_from,
             )
         except BaseException:
             if claim is not None:
@@ -199,6 +210,7 @@ class DataStreamWriter:
         name: str,
         location: str,
         is_passing: bool,
+        restore_from: str | None,
     ) -> StreamingQuery:
         plan = lower(root, sink, parallelism=claim.slots, max_parallelism=options.max_parallelism)
         for vertex in plan.vertices:
@@ -213,15 +225,22 @@ class DataStreamWriter:
             slot_settings=SlotSettings(
                 plan=plan,
                 checkpoint_location=location,
-                switch_after_ms=options.switch_after_ms,
                 window_bytes=options.window_bytes,
                 state_backend=options.state_backend,
+                guarantee=options.guarantee,
+                active_backpressure=options.active_backpressure,
+                checkpoint_interval_ms=options.checkpoints.interval_ms,
+                max_concurrent_checkpoints=options.checkpoints.max_concurrent,
+                debloat_target_ms=options.debloat_target_ms,
             ),
             fingerprint=tuple(fingerprint(plan)),
             checkpoints=options.checkpoints,
-            retained=options.retained,
+            switch_after_ms=options.switch_after_ms,
+            keep=options.keep,
             restart=options.restart,
             available_now=self._available_now,
+            restore_from=restore_from,
+            rollback=options.rollback,
             driver_host=driver_host,
             bind_host=driver_host,
             slot_bind_host=options.bind_host or slot_host,
@@ -244,6 +263,7 @@ class DataStreamWriter:
             id=spec.job_id,
             name=self._query_name,
             explanation=self._explanation(plan, options),
+            savepoints=SavepointPlace(None if is_passing else location, options.guarantee),
         )
         if sink.format == "memory":
             query._refresh = lambda: _show_memory_table(spark, name)
@@ -255,13 +275,14 @@ class DataStreamWriter:
         mode = {None: "aligned", 0.0: "unaligned"}.get(
             options.switch_after_ms, f"aligned, switching after {options.switch_after_ms} ms"
         )
+        guarantee = options.guarantee.value.replace("_", " ")
         return "\n".join(
             [
                 "== Spark's optimised plan ==",
                 _spark_plan_text(self._df),
                 "== Tidegate runs ==",
                 describe(plan),
-                f"checkpoint every {options.checkpoints.interval_ms:.0f} ms, {mode}",
+                f"checkpoint every {options.checkpoints.interval_ms:.0f} ms, {mode}, {guarantee}",
             ]
         )
 

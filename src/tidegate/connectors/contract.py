@@ -20,7 +20,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
+    """`watermark_ms`, from a source that knows event time itself: no later row of this reader is older."""
+
     rows: pa.RecordBatch
+    watermark_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,15 @@ class NothingNow:
 
 @dataclass(frozen=True, slots=True)
 class EndOfSource:
-    """All splits are read and no more will be assigned."""
+    """All splits are read and no more will be assigned in this run; a later run may find more."""
 
 
-Polled: TypeAlias = Rows | NothingNow | EndOfSource
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """The source is bounded and all of it is read: nothing follows in any run, so event time has come to its end."""
+
+
+Polled: TypeAlias = Rows | NothingNow | EndOfSource | EndOfData
 
 
 class SplitEnumerator(Protocol):
@@ -74,6 +82,13 @@ class Source(Protocol):
 
     def enumerator(self, *, parallelism: int, available_now: bool) -> SplitEnumerator: ...
     def reader(self, *, subtask: int, parallelism: int) -> SourceReader: ...
+
+    def redistribute(self, states: Sequence[bytes], *, parallelism: int) -> list[bytes]:
+        """The readers' stored positions, for another number of readers: one state each, nothing lost or doubled.
+
+        Pure and the same wherever it is called: driver and slots each work it out for themselves.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

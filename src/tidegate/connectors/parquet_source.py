@@ -6,7 +6,7 @@ Owns which files there are and who reads them. How the rows of one file become r
 
 import fnmatch
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +53,27 @@ class ParquetSource:
     def reader(self, *, subtask: int, parallelism: int) -> "ParquetReader":
         return ParquetReader(self)
 
+    def redistribute(self, states: Sequence[bytes], *, parallelism: int) -> list[bytes]:
+        """Deals unfinished files as the enumerator deals new ones; finished ones only have to be remembered."""
+        progress_of = {progress.file: progress for state in states for progress in _decode_state(state)}
+        dealt: list[list[FileProgress]] = [[] for _ in range(parallelism)]
+        assigned_bytes = [0] * parallelism
+        finished_count = 0
+        for file in self._in_reading_order(progress_of):
+            if progress_of[file].next_row is None:
+                dealt[finished_count % parallelism].append(progress_of[file])
+                finished_count += 1
+            else:
+                dealt[_assign(file, assigned_bytes)].append(progress_of[file])
+        return [_encode_state(files) for files in dealt]
+
     def list_files(self) -> list[FileSplit]:
         """Every visible file, oldest first (or newest first, if so asked)."""
         found = [_stat(path) for path in self._paths()]
-        present = [split for split in found if split is not None]
-        return sorted(present, key=lambda split: (split.modified_ns, split.path), reverse=self.latest_first)
+        return self._in_reading_order(split for split in found if split is not None)
+
+    def _in_reading_order(self, files: Iterable[FileSplit]) -> list[FileSplit]:
+        return sorted(files, key=lambda file: (file.modified_ns, file.path), reverse=self.latest_first)
 
     def _paths(self) -> Iterator[Path]:
         for root in [Path(match) for match in glob.glob(str(self.path))] if _is_glob(self.path) else [self.path]:
@@ -120,10 +136,8 @@ class ParquetEnumerator:
         return [split for split in listing if split.path not in self._known]
 
     def _assign(self, split: FileSplit) -> Assignment:
-        subtask = self._assigned_bytes.index(min(self._assigned_bytes))
-        self._assigned_bytes[subtask] += split.size_bytes
         self._known.add(split.path)
-        return Assignment(subtask, msgspec.msgpack.encode(split))
+        return Assignment(_assign(split, self._assigned_bytes), msgspec.msgpack.encode(split))
 
 
 class ParquetReader:
@@ -165,7 +179,7 @@ class ParquetReader:
         return EndOfSource() if self._is_told_all else NothingNow(_NO_FILES_RETRY_MS)
 
     def snapshot(self) -> bytes:
-        return msgspec.msgpack.encode(list(self._progress.values()))
+        return _encode_state(self._progress.values())
 
     def close(self) -> None:
         if self._rows is not None:
@@ -186,6 +200,17 @@ class ParquetReader:
         self.close()
         self._waiting.pop(0)
         self._progress[progress.file.path] = FileProgress(progress.file, None)
+
+
+def _assign(file: FileSplit, assigned_bytes: list[int]) -> int:
+    """Gives the file to the reader with the fewest bytes so far, the first of equals."""
+    subtask = assigned_bytes.index(min(assigned_bytes))
+    assigned_bytes[subtask] += file.size_bytes
+    return subtask
+
+
+def _encode_state(files: Iterable[FileProgress]) -> bytes:
+    return msgspec.msgpack.encode(list(files))
 
 
 def _decode_state(state: bytes) -> list[FileProgress]:

@@ -1,6 +1,7 @@
 """Spark's `rate` source: value k with the time at which it is due, never faster than `rowsPerSecond`.
 
-Subtask i of p gives the values i, i + p, i + 2p, ... Owns nothing outside of itself: the clock alone drives it.
+Subtask i of p gives the values i, i + p, i + 2p, ... After a change of parallelism the new readers first share what
+the old ones had left out, then go on with the new distance. Owns nothing outside of itself: the clock alone drives it.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows
 from tidegate.connectors.options import Options
+from tidegate.connectors.rate_strands import Strand, after, count_below, deal, lowest_values, strand_below
 from tidegate.model.clock import Clock, SystemClock
 from tidegate.model.errors import IncompatibleCheckpoint, OptionError
 from tidegate.plan.nodes import Scan
@@ -28,11 +31,12 @@ class _Split(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct, frozen=True):
-    """`start_ms` is None until a split told it."""
+    """`start_ms` is None until a split told it. Every value of the backlog is below every reader's `next_value`."""
 
     start_ms: int | None
     next_value: int
     parallelism: int
+    backlog: tuple[Strand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,23 @@ class RateSource:
 
     def reader(self, *, subtask: int, parallelism: int) -> "RateReader":
         return RateReader(self, subtask=subtask, parallelism=parallelism)
+
+    def redistribute(self, states: Sequence[bytes], *, parallelism: int) -> list[bytes]:
+        old = [_decode_state(state) for state in states]
+        for state in old:
+            if state.parallelism != len(old):
+                raise IncompatibleCheckpoint(
+                    f"The checkpoint holds the positions of {len(old)} of the rate source's {state.parallelism} "
+                    f"readers: start from another checkpoint."
+                )
+        untouched = _first_untouched(old)
+        below = [strand_below(untouched, first=state.next_value, step=state.parallelism) for state in old]
+        backlog = [strand for state in old for strand in state.backlog] + [part for part in below if part is not None]
+        start_ms = _start_of(old)
+        return [
+            msgspec.msgpack.encode(_State(start_ms, untouched + subtask, parallelism, tuple(share)))
+            for subtask, share in enumerate(deal(backlog, shares=parallelism))
+        ]
 
     def due_count(self, start_ms: int) -> int:
         """How many values are due now: value k is due at start + k / rows_per_s."""
@@ -83,8 +104,7 @@ class RateEnumerator:
         self._is_assigned = False
 
     def restore(self, reader_states: Sequence[bytes]) -> None:
-        states = [msgspec.msgpack.decode(state, type=_State) for state in reader_states]
-        self._start_ms = next((state.start_ms for state in states if state.start_ms is not None), None)
+        self._start_ms = _start_of([_decode_state(state) for state in reader_states])
 
     def discover(self) -> list[Assignment]:
         if self._is_assigned:
@@ -102,21 +122,19 @@ class RateEnumerator:
 class RateReader:
     def __init__(self, source: RateSource, *, subtask: int, parallelism: int) -> None:
         self._source = source
-        self._parallelism = parallelism
+        self._step = parallelism
         self._start_ms: int | None = None
         self._next_value = subtask
+        self._backlog: tuple[Strand, ...] = ()
         self._split: _Split | None = None
         self._is_told_all = False
 
     def restore(self, state: bytes) -> None:
-        restored = msgspec.msgpack.decode(state, type=_State)
-        if restored.parallelism != self._parallelism:
-            raise IncompatibleCheckpoint(
-                f"The rate source was checkpointed with parallelism {restored.parallelism} and cannot go on with "
-                f"{self._parallelism}: set the option 'parallelism' to {restored.parallelism}."
-            )
+        restored = _decode_state(state)
         self._start_ms = restored.start_ms
         self._next_value = restored.next_value
+        self._step = restored.parallelism
+        self._backlog = restored.backlog
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         for split in splits:
@@ -130,37 +148,58 @@ class RateReader:
         if self._split is None:
             return EndOfSource() if self._is_told_all else NothingNow(retry_after_ms=1000.0)
         due, limit = self._source.due_count(self._split.start_ms), self._split.limit
-        end = due if limit is None else min(due, limit)
-        if self._next_value >= end:
-            return self._nothing(self._split)
-        count = min(max_rows, -((self._next_value - end) // self._parallelism))
-        rows = self._rows(self._split.start_ms, count)
-        self._next_value += count * self._parallelism
-        return Rows(rows)
+        values = self._take(max_rows, end=due if limit is None else min(due, limit))
+        return Rows(self._rows(self._split.start_ms, values)) if len(values) else self._nothing(self._split)
 
     def snapshot(self) -> bytes:
-        return msgspec.msgpack.encode(_State(self._start_ms, self._next_value, self._parallelism))
+        return msgspec.msgpack.encode(_State(self._start_ms, self._next_value, self._step, self._backlog))
 
     def close(self) -> None:
         """Holds nothing."""
 
+    def _take(self, max_rows: int, *, end: int) -> npt.NDArray[np.int64]:
+        if self._backlog:
+            values = lowest_values(self._backlog, end=end, max_count=max_rows)
+            if len(values):
+                self._backlog = tuple(after(self._backlog, int(values[-1])))
+            return values
+        count = min(max_rows, count_below(end, first=self._next_value, step=self._step))
+        first, self._next_value = self._next_value, self._next_value + count * self._step
+        return np.arange(first, self._next_value, self._step, dtype=np.int64)
+
     def _nothing(self, split: _Split) -> NothingNow | EndOfSource:
-        if split.limit is not None and self._next_value >= split.limit:
+        waiting_for = min([strand.first for strand in self._backlog], default=self._next_value)
+        if split.limit is not None and waiting_for >= split.limit:
             return EndOfSource() if self._is_told_all else NothingNow(retry_after_ms=1000.0)
-        due_at_ms = split.start_ms + self._next_value * 1000 / self._source.rows_per_s
+        due_at_ms = split.start_ms + waiting_for * 1000 / self._source.rows_per_s
         return NothingNow(retry_after_ms=max(1.0, due_at_ms - self._source.clock.wall_ms()))
 
-    def _rows(self, start_ms: int, count: int) -> pa.RecordBatch:
-        step = self._parallelism
-        values = np.arange(self._next_value, self._next_value + count * step, step, dtype=np.int64)
-        columns = {
-            "value": lambda: values,
-            "timestamp": lambda: start_ms * 1000 + values * 1_000_000 // self._source.rows_per_s,
-        }
+    def _rows(self, start_ms: int, values: npt.NDArray[np.int64]) -> pa.RecordBatch:
         schema = self._source.schema
         arrays = [
             # Through buffers, because pa.array(numpy) would import pandas.
-            pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(columns[field.name]().data)])
+            pa.Array.from_buffers(
+                field.type, len(values), [None, pa.py_buffer(self._column(field.name, start_ms, values).data)]
+            )
             for field in schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _column(self, name: str, start_ms: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return values if name == "value" else start_ms * 1000 + values * 1_000_000 // self._source.rows_per_s
+
+
+def _decode_state(state: bytes) -> _State:
+    return msgspec.msgpack.decode(state, type=_State)
+
+
+def _start_of(states: Sequence[_State]) -> int | None:
+    return next((state.start_ms for state in states if state.start_ms is not None), None)
+
+
+def _first_untouched(states: Sequence[_State]) -> int:
+    """The lowest value that was not given and above which none was: one above the last that the foremost reader gave.
+
+    Not the foremost reader's next value: then every change of parallelism without reading would add to the backlog.
+    """
+    return max((state.next_value - state.parallelism + 1 for state in states), default=0)

@@ -1,17 +1,29 @@
 """The checkpoints of one generation: asks the protocol, tells the slots, stores, commits, keeps the numbers."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from tidegate.coordinator.durable import DurableJob
 from tidegate.coordinator.history import History, Underway, in_progress_view
+from tidegate.coordinator.job import JobSpec
+from tidegate.coordinator.savepoints import Savepoints
 from tidegate.coordinator.views import CheckpointView
 from tidegate.model.clock import Clock
 from tidegate.model.errors import JobFailure, Superseded, TidegateError
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
-from tidegate.network.messages import AbortCheckpoint, Acknowledge, CheckpointDone, Decline, ToSlot, TriggerCheckpoint
-from tidegate.plan.physical import JobPlan
+from tidegate.network.messages import (
+    AbortCheckpoint,
+    Acknowledge,
+    BarrierEverywhere,
+    CheckpointDone,
+    Decline,
+    SnapshotsTaken,
+    ToSlot,
+    TriggerCheckpoint,
+)
 from tidegate.protocol.checkpoints import (
     Abort,
     CheckpointAction,
@@ -19,10 +31,14 @@ from tidegate.protocol.checkpoints import (
     Complete,
     FailJob,
     FailureReason,
+    Refuse,
     Trigger,
 )
+from tidegate.protocol.requests import Afterwards, CheckpointRequest, SavepointAlignment, SavepointRequest
 from tidegate.storage.manifests import Manifest
 from tidegate.worker.mailbox import Background
+
+log = logging.getLogger("tidegate")
 
 
 class CheckpointListener(Protocol):
@@ -30,24 +46,28 @@ class CheckpointListener(Protocol):
 
     def on_checkpoint_committed(self, checkpoint: CheckpointId) -> None: ...
     def on_checkpointing_failed(self, failure: TidegateError) -> None: ...
+    def on_suspending_committed(self) -> None: ...
+    def on_suspending_failed(self) -> None: ...
 
 
 @dataclass(slots=True)
 class Checkpointing:
-    """`tell_all` reaches every slot; `storing` runs what blocks, in order. Closed, it does nothing any more."""
+    """`tell` reaches one slot; `storing` runs what blocks, in order. Closed, it does nothing any more."""
 
     generation: Generation
-    plan: JobPlan
-    fingerprint: Sequence[str]
+    spec: JobSpec
     machine: Checkpoints
     durable: DurableJob
     storing: Background
     clock: Clock
     history: History
-    tell_all: Callable[[ToSlot], None]
+    savepoints: Savepoints
+    tell: Callable[[SlotIndex, ToSlot], None]
     listener: CheckpointListener
     _underway: dict[CheckpointId, Underway] = field(default_factory=dict)
     _details: dict[CheckpointId, str] = field(default_factory=dict)
+    _waiting: deque[CheckpointAction] = field(default_factory=deque)
+    _is_performing: bool = False
     _is_closed: bool = False
 
     # -- events
@@ -58,8 +78,19 @@ class Checkpointing:
     def request(self) -> CheckpointId:
         """One more as soon as it may start; gives the least id that it can have."""
         least = self.machine.next_id
-        self._perform(self.machine.request(self.clock.monotonic_ms()))
+        self._perform(self.machine.request(CheckpointRequest(), self.clock.monotonic_ms()))
         return least
+
+    def request_savepoint(self, request: SavepointRequest) -> None:
+        self._perform(self.machine.request(request, self.clock.monotonic_ms()))
+
+    def on_snapshots_taken(self, slot: SlotIndex, message: SnapshotsTaken) -> None:
+        underway = self._underway.get(message.checkpoint)
+        if underway is None:
+            return
+        underway.taken.add(slot)
+        if len(underway.taken) == self._slot_count():
+            self._tell_all(BarrierEverywhere(self.generation, message.checkpoint))
 
     def on_acknowledge(self, slot: SlotIndex, message: Acknowledge) -> None:
         underway = self._underway.get(message.checkpoint)
@@ -73,6 +104,8 @@ class Checkpointing:
     def close(self, reason: FailureReason) -> None:
         self._perform(self.machine.close(reason))
         self._is_closed = True
+        # Also those that are stored: whether they are committed is found out by the next generation.
+        self.savepoints.release_all(f"{reason.value} before it was committed")
 
     # -- questions
 
@@ -86,32 +119,66 @@ class Checkpointing:
     # -- inside
 
     def _perform(self, actions: list[CheckpointAction]) -> None:
-        for action in actions:
-            match action:
-                case Trigger(checkpoint):
-                    started = Underway(checkpoint, self.clock.monotonic_ms(), self.clock.wall_ms())
-                    self._underway[checkpoint] = started
-                    self.tell_all(TriggerCheckpoint(self.generation, checkpoint))
-                case Complete(checkpoint):
+        """In the order in which they were decided: one that leads to others does not overtake those before them."""
+        self._waiting.extend(actions)
+        if self._is_performing:
+            return
+        self._is_performing = True
+        try:
+            while self._waiting:
+                self._perform_one(self._waiting.popleft())
+        finally:
+            self._is_performing = False
+
+    def _perform_one(self, action: CheckpointAction) -> None:
+        match action:
+            case Trigger(checkpoint, savepoint):
+                self._trigger(checkpoint, savepoint)
+            case Complete(checkpoint):
+                if checkpoint in self._underway:
                     self._complete(self._underway[checkpoint])
-                case Abort(checkpoint, reason):
-                    self.tell_all(AbortCheckpoint(self.generation, checkpoint))
-                    self.history.failed(
-                        self._underway.pop(checkpoint),
-                        reason=reason,
-                        detail=self._details.pop(checkpoint, None),
-                        now_ms=self.clock.monotonic_ms(),
-                    )
-                case FailJob(checkpoint, reason):
-                    why = self.history.views()[0].failure_reason or reason.value
-                    self.listener.on_checkpointing_failed(
-                        JobFailure(f"Checkpoint {checkpoint} failed, and no more may fail: {why}.")
-                    )
-                case unreachable:
-                    assert_never(unreachable)
+            case Abort(checkpoint, reason, savepoint):
+                self._abort(checkpoint, reason, savepoint)
+            case Refuse(request, reason):
+                self.history.refused(reason)
+                if isinstance(request, SavepointRequest):
+                    self._refuse_savepoint(request, reason.value)
+            case FailJob(checkpoint, reason):
+                why = self.history.views()[0].failure_reason or reason.value
+                self.listener.on_checkpointing_failed(
+                    JobFailure(f"Checkpoint {checkpoint} failed, and no more may fail: {why}.")
+                )
+            case unreachable:
+                assert_never(unreachable)
+
+    def _trigger(self, checkpoint: CheckpointId, savepoint: SavepointRequest | None) -> None:
+        location = None
+        switch_after_ms = self.spec.switch_after_ms
+        if savepoint is not None:
+            location = f"{savepoint.location}/savepoint-{checkpoint}-g{self.generation}"
+            switch_after_ms = 0.0 if savepoint.alignment is SavepointAlignment.UNALIGNED else None
+        self._underway[checkpoint] = Underway(
+            checkpoint, self.clock.monotonic_ms(), self.clock.wall_ms(), savepoint=savepoint, location=location
+        )
+        self.history.triggered(self._underway[checkpoint])
+        suspends = savepoint is not None and savepoint.afterwards is Afterwards.SUSPEND
+        self._tell_all(TriggerCheckpoint(self.generation, checkpoint, switch_after_ms, location, suspends))
+
+    def _abort(self, checkpoint: CheckpointId, reason: FailureReason, savepoint: SavepointRequest | None) -> None:
+        self._tell_all(AbortCheckpoint(self.generation, checkpoint))
+        detail = self._details.pop(checkpoint, None)
+        now_ms = self.clock.monotonic_ms()
+        self.history.failed(self._underway.pop(checkpoint), reason=reason, detail=detail, now_ms=now_ms)
+        if savepoint is not None:
+            self._refuse_savepoint(savepoint, reason.value if detail is None else f"{reason.value}: {detail}")
+
+    def _refuse_savepoint(self, request: SavepointRequest, why: str) -> None:
+        self.savepoints.refuse(request, why)
+        if request.afterwards is Afterwards.SUSPEND and not self._is_closed:
+            self.listener.on_suspending_failed()
 
     def _complete(self, underway: Underway) -> None:
-        """Manifest, log entry, commit, retention: in this order, beside the loop."""
+        """Manifest, log entry, commit: in this order, beside the loop."""
         checkpoint = underway.checkpoint
         if (gap := underway.find_gap()) is not None:
             self._give_up_on(checkpoint, FailureReason.INCONSISTENT, gap)
@@ -119,22 +186,20 @@ class Checkpointing:
         manifest = underway.manifest(
             generation=self.generation,
             now_ms=self.clock.monotonic_ms(),
-            fingerprint=self.fingerprint,
-            parallelism=self.plan.parallelism,
-            max_parallelism=self.plan.max_parallelism,
+            fingerprint=self.spec.fingerprint,
+            plan=self.spec.slot_settings.plan,
         )
         paths: list[str] = []
 
         def commit_if_stored() -> None:
             if paths:
                 self.durable.commit(checkpoint, manifest)
-                self.durable.retire()
 
         self.storing.submit(
-            lambda: paths.append(self.durable.complete(manifest)),
+            lambda: paths.append(self.durable.complete(manifest, location=underway.location)),
             lambda error: self._on_stored(manifest, paths, error),
         )
-        self.storing.submit(commit_if_stored, lambda error: self._on_committed(checkpoint, paths, error))
+        self.storing.submit(commit_if_stored, lambda error: self._on_committed(underway, paths, error))
 
     def _on_stored(self, manifest: Manifest, paths: list[str], error: BaseException | None) -> None:
         checkpoint = manifest.checkpoint
@@ -147,21 +212,45 @@ class Checkpointing:
         else:
             done, now_ms = self._underway.pop(checkpoint), self.clock.monotonic_ms()
             self.history.completed(done, path=paths[0], duration_ms=now_ms - done.triggered_at_ms)
-            self.tell_all(CheckpointDone(self.generation, checkpoint))
+            for slot in range(self._slot_count()):
+                files, held = done.held_for(SlotIndex(slot))
+                self.tell(SlotIndex(slot), CheckpointDone(self.generation, checkpoint, files, held))
             self._perform(self.machine.on_stored(checkpoint, now_ms))
 
-    def _on_committed(self, checkpoint: CheckpointId, paths: list[str], error: BaseException | None) -> None:
+    def _on_committed(self, underway: Underway, paths: list[str], error: BaseException | None) -> None:
+        checkpoint = underway.checkpoint
         if self._is_closed or not paths:
             return
-        if error is None:
-            self.listener.on_checkpoint_committed(checkpoint)
-        else:
+        if error is not None:
             self.listener.on_checkpointing_failed(as_failure(error, f"Checkpoint {checkpoint} could not be committed"))
+            return
+        self._perform(self.machine.on_committed(checkpoint, self.clock.monotonic_ms()))
+        # After the slots were told what is complete: only what is under way now may still refer to what goes.
+        pending = frozenset(self.machine.pending())
+        self.storing.submit(lambda: self.durable.retire(pending), self._on_retired)
+        if underway.savepoint is not None:
+            self.savepoints.complete(underway.savepoint, paths[0])
+        self.listener.on_checkpoint_committed(checkpoint)
+        if underway.savepoint is not None and underway.savepoint.afterwards is Afterwards.SUSPEND:
+            self.listener.on_suspending_committed()
+
+    def _on_retired(self, error: BaseException | None) -> None:
+        if isinstance(error, Superseded) and not self._is_closed:
+            self.listener.on_checkpointing_failed(error)
+        elif error is not None:
+            log.warning("Old checkpoints could not be removed, the next one tries again: %s", error)
 
     def _give_up_on(self, checkpoint: CheckpointId, reason: FailureReason, detail: str) -> None:
         if checkpoint in self._underway:
             self._details[checkpoint] = detail
             self._perform(self.machine.on_failed(checkpoint, reason))
+
+    def _tell_all(self, message: ToSlot) -> None:
+        for slot in range(self._slot_count()):
+            self.tell(SlotIndex(slot), message)
+
+    def _slot_count(self) -> int:
+        return self.spec.slot_settings.plan.parallelism
 
 
 def as_failure(error: BaseException, what: str) -> TidegateError:

@@ -6,27 +6,32 @@ Every method may raise StorageFailure, Superseded or what a sink raises; the coo
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import SinkCommitter
-from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.coordinator.compatibility import check_fits
+from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
+from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
-from tidegate.protocol.retention import to_retire
+from tidegate.protocol.recovery import Refuse, Restore, SinkRollback, StartFresh, StoredCheckpoint, decide
+from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, to_retire
+from tidegate.protocol.shared_files import SharedFiles
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
     CheckpointCompleted,
     CheckpointRetired,
+    CheckpointSkipped,
     Committed,
     JobLog,
-    newest_completed,
     next_checkpoint_id,
     retained_checkpoints,
+    skipped_checkpoints,
     uncommitted,
 )
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
-from tidegate.storage.store import Store
+from tidegate.storage.store import AlreadyThere, Store
 from tidegate.worker.restoring import read_source_states
 
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
@@ -35,73 +40,182 @@ _REMEMBERED_COMMITTABLES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class GenerationBasis:
-    """What a new generation stands on."""
+    """What a new generation stands on. `restore_location` is None for the job's own checkpoint location."""
 
     generation: Generation
     restore_manifest: str | None
     restored_checkpoint: CheckpointId | None
     next_checkpoint: CheckpointId
     source_states: dict[TaskId, bytes]
+    restore_location: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableSettings:
+    """`restore_from`: a checkpoint or savepoint to start from, as long as the job has none of its own."""
+
+    fingerprint: tuple[str, ...]
+    keep: KeepNumber | KeepFor
+    restore_from: str | None = None
+    rollback: SinkRollback = SinkRollback.NONE
 
 
 class DurableJob:
+    """`open_location` opens the place of a savepoint; `wall_ms` is the time for people and for retention."""
+
     def __init__(
         self,
         store: Store,
         committer: SinkCommitter,
+        plan: JobPlan,
+        settings: DurableSettings,
         *,
-        fingerprint: Sequence[str],
-        parallelism: int,
-        max_parallelism: int,
-        retained: int,
+        open_location: Callable[[str], Store],
+        wall_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._committer = committer
-        self._fingerprint = list(fingerprint)
-        self._parallelism = parallelism
-        self._max_parallelism = max_parallelism
-        self._retained = retained
+        self._plan = plan
+        self._settings = settings
+        self._open_location = open_location
+        self._wall_ms = wall_ms
         self._committed: dict[bytes, None] = {}
+        self._shared = SharedFiles()
+        self._registered: set[CheckpointId] = set()
+        self._pending: frozenset[CheckpointId] = frozenset()
+        self._generation = Generation(0)
         self._log = JobLog(store, driver=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
 
+    # -- a generation's beginning
+
     def check_compatible(self) -> None:
-        """Before anything starts: whether the newest checkpoint fits this query. Changes nothing."""
-        newest = newest_completed(self._log.read())
-        if newest is not None:
-            self._check_fits(self._manifest(newest))
+        """Before anything starts: whether there is something to restore, and whether it fits. Changes nothing."""
+        chosen = self._choose(retained_checkpoints(self._log.read()))
+        if chosen is not None:
+            check_fits(self._manifest(chosen), self._plan, self._settings.fingerprint)
+        elif self._settings.restore_from is not None:
+            root, path = _locate(self._settings.restore_from)
+            manifest = decode_manifest(self._open_location(root).read(path), name=f"{root}/{path}")
+            check_fits(manifest, self._plan, self._settings.fingerprint)
 
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
-        generation = self._log.start_generation(parallelism=self._parallelism, at_ms=at_ms)
+        generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)
+        self._generation = generation
+        entries = self._log.read()
+        retained = retained_checkpoints(entries)
+        chosen = self._choose(retained)
+        if chosen is not None:
+            for passed in [c for c in retained if c.checkpoint > chosen.checkpoint]:
+                self._log.append(CheckpointSkipped(checkpoint=passed.checkpoint))
+        self._settle(chosen)
+        self._committer.discard_uncommitted([], generation)
+        next_checkpoint = next_checkpoint_id(entries, self._store.list(layout.CHECKPOINTS))
+        if chosen is None and self._settings.restore_from is not None:
+            return self._start_from(self._settings.restore_from, generation, next_checkpoint)
+        manifest = None if chosen is None else self._manifest(chosen)
+        if manifest is None or chosen is None:
+            return GenerationBasis(generation, None, None, next_checkpoint, {})
+        check_fits(manifest, self._plan, self._settings.fingerprint)
+        return GenerationBasis(
+            generation=generation,
+            restore_manifest=chosen.manifest,
+            restored_checkpoint=chosen.checkpoint,
+            next_checkpoint=next_checkpoint,
+            source_states=read_source_states(self._place_of(chosen), manifest, self._plan),
+            restore_location=chosen.location,
+        )
+
+    def _start_from(self, restore_from: str, generation: Generation, first_id: CheckpointId) -> GenerationBasis:
+        root, path = _locate(restore_from)
+        store = self._open_location(root)
+        manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
+        check_fits(manifest, self._plan, self._settings.fingerprint)
+        return GenerationBasis(
+            generation=generation,
+            restore_manifest=path,
+            restored_checkpoint=manifest.checkpoint,
+            next_checkpoint=max(first_id, CheckpointId(manifest.checkpoint + 1)),
+            source_states=read_source_states(store, manifest, self._plan),
+            restore_location=root,
+        )
+
+    def _choose(self, retained: Sequence[CheckpointCompleted]) -> CheckpointCompleted | None:
+        """The one to restore, as `protocol.recovery` decides; raises `Damaged` if none may be."""
+        committed = {entry.checkpoint for entry in self._log.entries() if isinstance(entry, Committed)}
+        facts: list[StoredCheckpoint] = []
+        has_usable = False
+        for completed in reversed(retained):
+            is_committed = completed.checkpoint in committed
+            # What is older than a usable one and committed is not needed: whether it is intact does not matter now.
+            damage = None if has_usable and is_committed else self._damage_of(completed)
+            has_usable |= damage is None
+            facts.insert(
+                0,
+                StoredCheckpoint(
+                    checkpoint=completed.checkpoint,
+                    generation=completed.generation,
+                    has_committables=completed.has_committables,
+                    is_committed=is_committed,
+                    damage=damage,
+                ),
+            )
+        match decide(facts, rollback=self._settings.rollback):
+            case StartFresh():
+                return None
+            case Restore(checkpoint=checkpoint):
+                return next(c for c in retained if c.checkpoint == checkpoint)
+            case Refuse(message):
+                raise Damaged(message)
+
+    def _damage_of(self, completed: CheckpointCompleted) -> str | None:
+        """One sentence if its manifest cannot be used or a file that it names is missing or of another length."""
+        try:
+            store, manifest = self._place_of(completed), self._manifest(completed)
+            for path, length_bytes in _files_of(manifest):
+                found_bytes = store.size(path)
+                if found_bytes != length_bytes:
+                    return f"{path} has {found_bytes} bytes where the manifest says {length_bytes}."
+        except Damaged as error:
+            return str(error)
+        return None
+
+    def _settle(self, chosen: CheckpointCompleted | None) -> None:
+        """Commit what the log has and the sinks may not, up to the one that is restored."""
         entries = self._log.read()
         still_open = uncommitted(entries)
         settled = [c for c in retained_checkpoints(entries) if c not in still_open]
         if still_open and settled:
             self._remember(self._manifest(settled[-1]))
         for completed in still_open:
-            self.commit(completed.checkpoint, self._manifest(completed))
-        self._committer.discard_uncommitted([], generation)
-        newest = newest_completed(entries)
-        manifest = None if newest is None else self._manifest(newest)
-        if manifest is not None:
-            self._check_fits(manifest)
-        return GenerationBasis(
-            generation=generation,
-            restore_manifest=None if newest is None else newest.manifest,
-            restored_checkpoint=None if newest is None else newest.checkpoint,
-            next_checkpoint=next_checkpoint_id(entries, self._store.list(layout.CHECKPOINTS)),
-            source_states={} if manifest is None else read_source_states(self._store, manifest),
-        )
+            if chosen is not None and completed.checkpoint <= chosen.checkpoint:
+                self.commit(completed.checkpoint, self._manifest(completed))
 
-    def complete(self, manifest: Manifest) -> str:
-        """Write the manifest, then the log entry: from that moment the checkpoint exists."""
-        folder = layout.CheckpointFolder(manifest.checkpoint, manifest.generation)
-        path = layout.manifest(folder)
-        self._store.put(path, encode_manifest(manifest))
+    # -- a checkpoint's end
+
+    def complete(self, manifest: Manifest, *, location: str | None = None) -> str:
+        """Write the manifest, then the log entry: from that moment the checkpoint exists. Gives its full path."""
+        if location is None:
+            path = layout.manifest(layout.CheckpointFolder(manifest.checkpoint, manifest.generation))
+            self._store.put(path, encode_manifest(manifest))
+        else:
+            path = layout.savepoint_manifest()
+            created = self._open_location(location).create(path, encode_manifest(manifest))
+            if isinstance(created, AlreadyThere):
+                raise StorageFailure(f"There is a savepoint in {location} already: name another path.")
         self._log.append(
-            CheckpointCompleted(checkpoint=manifest.checkpoint, generation=manifest.generation, manifest=path)
+            CheckpointCompleted(
+                checkpoint=manifest.checkpoint,
+                generation=manifest.generation,
+                manifest=path,
+                location=location,
+                completed_at_ms=self._wall_ms(),
+                is_savepoint=manifest.is_savepoint,
+                has_committables=bool(manifest.committables),
+            )
         )
-        return path
+        self._register(manifest)
+        return path if location is None else location
 
     def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
         """Commit it, and before it whatever an earlier commit that failed has left: the log's order is kept."""
@@ -117,22 +231,42 @@ class DurableJob:
         self._log.append(Committed(checkpoint=checkpoint))
         self._remember(manifest)
 
-    def retire(self) -> None:
-        """Remove what retention no longer keeps, and what failed checkpoints before it left behind."""
+    # -- what may go
+
+    def retire(self, pending: frozenset[CheckpointId]) -> None:
+        """Remove what retention no longer keeps, and what failed checkpoints left behind.
+
+        `pending`: every checkpoint that was under way when the newest one's completion was told to the slots.
+        """
         entries = self._log.read()
         retained = retained_checkpoints(entries)
-        committed = frozenset(entry.checkpoint for entry in entries if isinstance(entry, Committed))
-        leaving = set(to_retire([c.checkpoint for c in retained], committed=committed, keep=self._retained))
+        committed = {entry.checkpoint for entry in entries if isinstance(entry, Committed)}
+        facts = [
+            Completed(
+                checkpoint=c.checkpoint,
+                completed_at_ms=c.completed_at_ms,
+                is_committed=c.checkpoint in committed,
+                is_savepoint=c.is_savepoint,
+            )
+            for c in retained
+        ]
+        leaving = set(to_retire(facts, keep=self._settings.keep, now_ms=self._wall_ms()))
+        for completed in retained:
+            if completed.checkpoint not in self._registered:
+                self._register(self._manifest(completed))
+        self._note_pending(pending)
         for checkpoint in sorted(leaving):
             self._log.append(CheckpointRetired(checkpoint=checkpoint))
-        staying = [c.checkpoint for c in retained if c.checkpoint not in leaving]
-        kept = {str(layout.CheckpointFolder(c.checkpoint, c.generation)) for c in retained if c.checkpoint in staying}
+            self._shared.on_retired(checkpoint)
+            self._registered.discard(checkpoint)
+        kept = {_folder(c) for c in [*retained, *skipped_checkpoints(entries)] if c.checkpoint not in leaving}
+        newest = max((c.checkpoint for c in retained), default=CheckpointId(0))
         for path in self._store.list(layout.CHECKPOINTS):
             folder = layout.parse_checkpoint(path)
-            # Newer than the oldest kept one may still be in the making.
-            if folder is not None and folder.checkpoint < min(staying, default=CheckpointId(0)):
-                assert str(folder) not in kept
+            # Newer than the newest completed one may still be in the making.
+            if folder is not None and folder not in kept and folder.checkpoint < newest:
                 self._store.delete(path)
+        self._delete_unused_shared_files()
 
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
@@ -140,44 +274,80 @@ class DurableJob:
         held = [self._manifest(completed) for completed in uncommitted(entries)]
         keep = [committable for manifest in held for committable in _committables(manifest)]
         self._committer.discard_uncommitted(keep, Generation(generation + 1))
-        retained = {layout.CheckpointFolder(c.checkpoint, c.generation) for c in retained_checkpoints(entries)}
+        staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
+        retained = {_folder(completed) for completed in staying}
         for path in self._store.list(layout.CHECKPOINTS):
             folder = layout.parse_checkpoint(path)
             if folder is not None and folder not in retained and folder.generation <= generation:
                 self._store.delete(path)
+        used = {path for completed in staying for path in self._shared_files_of(completed)}
+        for path in self._store.list(layout.SHARED):
+            folder = layout.parse_channel_file(path)
+            if folder is not None and path not in used and folder.generation <= generation:
+                self._store.delete(path)
+
+    def _note_pending(self, said: frozenset[CheckpointId]) -> None:
+        # What was pending when that was said may be complete by now, and nothing older than it can become so.
+        newest = max(self._registered, default=CheckpointId(0))
+        pending = frozenset(checkpoint for checkpoint in said if checkpoint > newest)
+        for checkpoint in sorted(self._pending - pending):
+            self._shared.on_settled(checkpoint)
+        for checkpoint in sorted(pending - self._pending):
+            self._shared.on_triggered(checkpoint)
+        self._pending = pending
+
+    def _delete_unused_shared_files(self) -> None:
+        listed: list[tuple[str, CheckpointId]] = []
+        for path in self._store.list(layout.SHARED):
+            folder = layout.parse_channel_file(path)
+            if folder is not None and folder.generation <= self._generation:
+                listed.append((path, folder.checkpoint))
+        for path in self._shared.deletable(listed):
+            self._store.delete(path)
+
+    def _register(self, manifest: Manifest) -> None:
+        files = frozenset(file.path for slot in manifest.slots for file in slot.shared)
+        self._shared.on_completed(manifest.checkpoint, files)
+        self._pending -= {manifest.checkpoint}
+        self._registered.add(manifest.checkpoint)
+
+    def _shared_files_of(self, completed: CheckpointCompleted) -> list[str]:
+        """Of a damaged one nothing is known: whoever cleans up then leaves all shared files where they are."""
+        return [file.path for slot in self._manifest(completed).slots for file in slot.shared]
+
+    # -- reading
 
     def _remember(self, manifest: Manifest) -> None:
         self._committed.update(dict.fromkeys(_committables(manifest)))
         while len(self._committed) > _REMEMBERED_COMMITTABLES:
             del self._committed[next(iter(self._committed))]
 
-    def _manifest(self, completed: CheckpointCompleted) -> Manifest:
-        return decode_manifest(self._store.read(completed.manifest), name=completed.manifest)
+    def _place_of(self, completed: CheckpointCompleted) -> Store:
+        return self._store if completed.location is None else self._open_location(completed.location)
 
-    def _check_fits(self, manifest: Manifest) -> None:
-        where = f"Checkpoint {manifest.checkpoint} in this checkpointLocation"
-        if manifest.max_parallelism != self._max_parallelism:
-            raise IncompatibleCheckpoint(
-                f"{where} has maxParallelism {manifest.max_parallelism} and the query {self._max_parallelism}: "
-                f"set .option('maxParallelism', {manifest.max_parallelism}) or use a new checkpointLocation."
-            )
-        if manifest.parallelism != self._parallelism:
-            raise IncompatibleCheckpoint(
-                f"{where} was taken with parallelism {manifest.parallelism} and the query has {self._parallelism}: "
-                f"set .option('parallelism', {manifest.parallelism})."
-            )
-        for stored, now in zip(manifest.plan_fingerprint, self._fingerprint, strict=False):
-            if stored != now:
-                raise IncompatibleCheckpoint(
-                    f"{where} does not fit this query: it has {stored!r} where the query has {now!r}; "
-                    f"go back to the old query or use a new checkpointLocation."
-                )
-        if len(manifest.plan_fingerprint) != len(self._fingerprint):
-            raise IncompatibleCheckpoint(
-                f"{where} belongs to a query with {len(manifest.plan_fingerprint)} parts and this one has "
-                f"{len(self._fingerprint)}: go back to the old query or use a new checkpointLocation."
-            )
+    def _manifest(self, completed: CheckpointCompleted) -> Manifest:
+        name = completed.manifest if completed.location is None else f"{completed.location}/{completed.manifest}"
+        return decode_manifest(self._place_of(completed).read(completed.manifest), name=name)
+
+
+def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
+    return layout.CheckpointFolder(completed.checkpoint, completed.generation)
+
+
+def _files_of(manifest: Manifest) -> list[tuple[str, int]]:
+    files = [(slot.path, slot.length_bytes) for slot in manifest.slots]
+    return files + sorted({(file.path, file.length) for slot in manifest.slots for file in slot.shared})
 
 
 def _committables(manifest: Manifest) -> list[bytes]:
     return [committable for part in manifest.committables for committable in part.committables]
+
+
+def _locate(path: str) -> tuple[str, str]:
+    """Where a checkpoint or savepoint lies: the folder that its paths are relative to, and its manifest below it."""
+    plain = path.rstrip("/").removesuffix("/manifest.json")
+    parent, _, name = plain.rpartition("/")
+    root, _, kind = parent.rpartition("/")
+    if layout.parse_checkpoint(f"{kind}/{name}") is not None:
+        return root, f"{kind}/{name}/manifest.json"
+    return plain, layout.savepoint_manifest()

@@ -5,13 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import msgspec
+
 from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
-from tidegate.network.messages import Acknowledge, ChannelCapture, TaskPart
+from tidegate.network.messages import Acknowledge, ChannelCapture, StoredChannel, StoredElement, TaskPart
+from tidegate.plan.physical import JobPlan
 from tidegate.protocol.channel_ranges import ReceiverRange, SenderRange, find_gap
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.kinds import CheckpointKind, combined
-from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, TaskCommittables
+from tidegate.protocol.requests import SavepointRequest
+from tidegate.protocol.statistics import CheckpointStatistics, Owner, StatisticsView
+from tidegate.storage import layout
+from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, TaskCommittables
 
 # Enough to see a bad hour at the default interval; the log has the rest.
 _REMEMBERED = 200
@@ -23,6 +29,9 @@ class Underway:
     triggered_at_ms: float
     triggered_wall_ms: int
     acknowledged: dict[SlotIndex, Acknowledge] = field(default_factory=dict)
+    taken: set[SlotIndex] = field(default_factory=set)
+    savepoint: SavepointRequest | None = None
+    location: str | None = None
 
     def parts(self) -> list[TaskPart]:
         return [part for _, ack in sorted(self.acknowledged.items()) for part in ack.parts]
@@ -36,25 +45,40 @@ class Underway:
         generation: Generation,
         now_ms: float,
         fingerprint: Sequence[str],
-        parallelism: int,
-        max_parallelism: int,
+        plan: JobPlan,
     ) -> Manifest:
         parts = self.parts()
         return Manifest(
             checkpoint=self.checkpoint,
             generation=generation,
             kind=_kind(parts).value,
-            is_savepoint=False,
+            is_savepoint=self.savepoint is not None,
             triggered_at_ms=self.triggered_wall_ms,
             duration_ms=now_ms - self.triggered_at_ms,
             plan_fingerprint=list(fingerprint),
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            slots=[SlotFile(slot, a.path, a.length, a.crc32) for slot, a in sorted(self.acknowledged.items())],
+            parallelism=plan.parallelism,
+            max_parallelism=plan.max_parallelism,
+            vertex_parallelism=[plan.parallelism_of(vertex.id) for vertex in plan.vertices],
+            slots=[
+                SlotFile(slot, a.path, a.length, a.crc32, a.shared) for slot, a in sorted(self.acknowledged.items())
+            ],
             channels=[ChannelRange(r.channel, r.first, r.row, r.held_from, r.before) for r in self._received()],
             committables=[TaskCommittables(p.task, list(p.committables)) for p in parts if p.committables],
             tasks={str(part.task): _numbers(part) for part in parts},
         )
+
+    def held_for(self, slot: SlotIndex) -> tuple[list[SharedFile], list[StoredChannel]]:
+        """What senders in other slots stored of channels to this one, and the files that hold it."""
+        files: list[SharedFile] = []
+        held: list[StoredChannel] = []
+        for sender, ack in self.acknowledged.items():
+            own = [stored for stored in ack.held_elements if stored.channel.receiver == slot]
+            if sender == slot or not own:
+                continue
+            first = len(files)
+            files += ack.shared
+            held += [StoredChannel(s.channel, [_renumbered(e, first) for e in s.elements]) for s in own]
+        return files, held
 
     def _received(self) -> list[ReceiverRange]:
         captures: list[ChannelCapture] = [c for ack in self.acknowledged.values() for c in ack.received]
@@ -76,25 +100,41 @@ class History:
 
     def __init__(self) -> None:
         self._views: deque[CheckpointView] = deque(maxlen=_REMEMBERED)
+        self._statistics = CheckpointStatistics()
 
     def views(self) -> tuple[CheckpointView, ...]:
         return tuple(reversed(self._views))
 
+    def statistics(self) -> StatisticsView:
+        return self._statistics.snapshot()
+
+    def triggered(self, underway: Underway) -> None:
+        self._statistics.on_triggered(_owner(underway))
+
+    def refused(self, reason: FailureReason) -> None:
+        self._statistics.on_refused(reason)
+
     def completed(self, underway: Underway, *, path: str, duration_ms: float) -> None:
         parts = underway.parts()
-        stored_bytes = sum(ack.length for ack in underway.acknowledged.values())
+        new_state_bytes = sum(_new_state_bytes(ack) for ack in underway.acknowledged.values())
         inflight_bytes = sum(part.inflight_bytes for part in parts)
+        new_inflight_bytes = sum(part.new_inflight_bytes for part in parts)
+        state_bytes = sum(part.state_bytes for part in parts)
+        self._statistics.on_completed(
+            _owner(underway), duration_ms=duration_ms, state_bytes=state_bytes, inflight_bytes=inflight_bytes
+        )
         self._views.append(
             CheckpointView(
                 id=underway.checkpoint,
                 status="completed",
                 kind=_kind(parts).value,
+                is_savepoint=underway.savepoint is not None,
                 triggered_at=_datetime(underway.triggered_wall_ms),
                 duration_ms=duration_ms,
-                state_bytes=sum(part.state_bytes for part in parts),
-                new_state_bytes=stored_bytes - inflight_bytes,
+                state_bytes=state_bytes,
+                new_state_bytes=new_state_bytes,
                 inflight_bytes=inflight_bytes,
-                new_inflight_bytes=inflight_bytes,
+                new_inflight_bytes=new_inflight_bytes,
                 path=path,
                 tasks=tuple(_task_view(part) for part in parts),
             )
@@ -102,11 +142,13 @@ class History:
 
     def failed(self, underway: Underway, *, reason: FailureReason, detail: str | None, now_ms: float) -> None:
         parts = underway.parts()
+        self._statistics.on_failed(reason, now_ms - underway.triggered_at_ms)
         self._views.append(
             CheckpointView(
                 id=underway.checkpoint,
                 status="failed",
                 kind=_kind(parts).value,
+                is_savepoint=underway.savepoint is not None,
                 triggered_at=_datetime(underway.triggered_wall_ms),
                 duration_ms=now_ms - underway.triggered_at_ms,
                 failure_reason=reason.value if detail is None else f"{reason.value}: {detail}",
@@ -121,10 +163,26 @@ def in_progress_view(underway: Underway, now_ms: float) -> CheckpointView:
         id=underway.checkpoint,
         status="in_progress",
         kind=_kind(parts).value,
+        is_savepoint=underway.savepoint is not None,
         triggered_at=_datetime(underway.triggered_wall_ms),
         duration_ms=now_ms - underway.triggered_at_ms,
         tasks=tuple(_task_view(part) for part in parts),
     )
+
+
+def _owner(underway: Underway) -> Owner:
+    return Owner.JOB if underway.savepoint is None else Owner.USER
+
+
+def _new_state_bytes(ack: Acknowledge) -> int:
+    """What its state file holds beside captured data, which lies there as long as it is small."""
+    writers = {folder.checkpoint for file in ack.shared if (folder := layout.parse_channel_file(file.path)) is not None}
+    is_inline = ack.checkpoint not in writers
+    return ack.length - (sum(part.new_inflight_bytes for part in ack.parts) if is_inline else 0)
+
+
+def _renumbered(element: StoredElement, first: int) -> StoredElement:
+    return element if element.file < 0 else msgspec.structs.replace(element, file=element.file + first)
 
 
 def _kind(parts: list[TaskPart]) -> CheckpointKind:

@@ -3,20 +3,27 @@
 from dataclasses import dataclass
 
 from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import RestartStrategy
+from tidegate.protocol.retention import KeepFor, KeepNumber
 from tidegate.worker.settings import SlotSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
+    """`switch_after_ms`: None keeps checkpoints aligned, 0 is unaligned at once, more switches after that time."""
+
     name: str
     job_id: str
     slot_settings: SlotSettings
     fingerprint: tuple[str, ...]
     checkpoints: CheckpointSettings
-    retained: int
+    switch_after_ms: float | None
+    keep: KeepNumber | KeepFor
     restart: RestartStrategy
     available_now: bool
+    restore_from: str | None = None
+    rollback: SinkRollback = SinkRollback.NONE
     driver_host: str
     bind_host: str
     slot_bind_host: str

@@ -26,7 +26,7 @@ class Splits:
     """One generation's enumerators. `assigned` counts what was handed out, for `processAllAvailable`."""
 
     generation: Generation
-    parallelism: int
+    plan: JobPlan
     background: Background
     tell: Callable[[SlotIndex, AssignSplits], None]
     on_error: Callable[[BaseException], None]
@@ -37,13 +37,13 @@ class Splits:
     _is_looking: bool = False
     _is_closed: bool = False
 
-    def open(self, plan: JobPlan, source_states: Mapping[TaskId, bytes], *, available_now: bool) -> None:
+    def open(self, source_states: Mapping[TaskId, bytes], *, available_now: bool) -> None:
         """Blocking: lists storage. `source_states` are the readers' positions in the restored checkpoint."""
-        for vertex in plan.vertices:
+        for vertex in self.plan.vertices:
             if vertex.source is None:
                 continue
             source = open_source(vertex.source)
-            enumerator = source.enumerator(parallelism=self.parallelism, available_now=available_now)
+            enumerator = source.enumerator(parallelism=self.plan.parallelism_of(vertex.id), available_now=available_now)
             enumerator.restore([state for task, state in source_states.items() if task.vertex == vertex.id])
             self._sources.append(_Source(vertex.id, enumerator))
 
@@ -88,7 +88,7 @@ class Splits:
     def _hand_out(self, source: _Source, assignments: Sequence[Assignment], *, is_complete: bool) -> None:
         source.is_complete = is_complete
         self.assigned += len(assignments)
-        for subtask in range(self.parallelism):
+        for subtask in range(self.plan.parallelism_of(source.vertex)):
             splits = [a.split for a in assignments if a.subtask == subtask]
             if splits or is_complete:
                 self.tell(SlotIndex(subtask), AssignSplits(self.generation, source.vertex, splits, is_complete))

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from tidegate.model.ids import SlotIndex, TaskId
 from tidegate.network.messages import Progress
 from tidegate.plan.physical import JobPlan
+from tidegate.protocol.statistics import StatisticsView
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class TaskView:
     queued_bytes: int
     busy_ms: float
     backpressured_ms: float
+    paused_ms: float = 0.0
+    watermark_ms: int | None = None
 
 
 def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[TaskView, ...]:
@@ -64,6 +67,8 @@ def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[Ta
             queued_bytes=report.queued_bytes,
             busy_ms=report.busy_ms,
             backpressured_ms=report.backpressured_ms,
+            paused_ms=report.paused_ms,
+            watermark_ms=report.watermark_ms,
         )
         for _, progress in sorted(reports.items())
         for report in progress.tasks
@@ -81,3 +86,4 @@ class JobView:
     slot_pids: tuple[int, ...] = ()
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     first_row_after_ms: float | None = None
+    statistics: StatisticsView | None = None

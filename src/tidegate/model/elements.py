@@ -19,6 +19,11 @@ class Watermark:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing comes on this channel for now: it does not hold back event time until rows or a watermark follow."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndOfInput:
     """No more rows will come on this channel in this run; state and watermarks stay as they are."""
 
@@ -31,5 +36,5 @@ class Barrier:
     before: Sequence
 
 
-NumberedElement: TypeAlias = Batch | Watermark | EndOfInput
+NumberedElement: TypeAlias = Batch | Watermark | Idle | EndOfInput
 Element: TypeAlias = NumberedElement | Barrier

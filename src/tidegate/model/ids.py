@@ -41,3 +41,10 @@ class KeyGroupRange(NamedTuple):
 
     def __contains__(self, key_group: object) -> bool:
         return isinstance(key_group, int) and self.first <= key_group < self.last
+
+
+def range_of(subtask: int, *, parallelism: int, max_parallelism: int) -> KeyGroupRange:
+    """The contiguous key groups of one subtask; the ranges of all subtasks meet without gap or overlap."""
+    first = -(-subtask * max_parallelism // parallelism)
+    last = -(-(subtask + 1) * max_parallelism // parallelism)
+    return KeyGroupRange(first, last)

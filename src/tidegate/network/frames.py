@@ -35,6 +35,7 @@ class FrameKind(enum.IntEnum):
     BATCH = 1
     WATERMARK = 2
     END = 3
+    IDLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +208,10 @@ def _check_data_length(kind: FrameKind, length_bytes: int) -> None:
             fits = length_bytes <= MAX_DATA_BYTES
         case FrameKind.WATERMARK:
             fits = length_bytes == _WATERMARK.size
-        case FrameKind.END:
+        case FrameKind.END | FrameKind.IDLE:
             fits = length_bytes == 0
     if not fits:
         raise ProtocolViolation(
             f"A data frame of kind {kind.name} cannot have {length_bytes} bytes: a batch has at most "
-            f"{MAX_DATA_BYTES}, a watermark {_WATERMARK.size}, an end none; send fewer rows at once."
+            f"{MAX_DATA_BYTES}, a watermark {_WATERMARK.size}, a mark none; send fewer rows at once."
         )

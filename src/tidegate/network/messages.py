@@ -10,6 +10,7 @@ import msgspec
 
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId, VertexId
 from tidegate.network.address import SlotAddress
+from tidegate.storage.manifests import SharedFile
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -26,6 +27,7 @@ class BarrierSent(_Message, frozen=True):
     checkpoint: CheckpointId
     before: Sequence
     age_ms: float
+    switch_after_ms: float | None
 
 
 class CutSent(_Message, frozen=True):
@@ -36,24 +38,35 @@ class CutSent(_Message, frozen=True):
 
 
 class Granted(_Message, frozen=True):
-    """The receiver has processed everything below `consumed`."""
+    """The receiver has processed everything below `consumed`, and lets so many bytes be in flight."""
 
     channel: int
     consumed: Sequence
+    window_bytes: int
 
 
-PeerMessage: TypeAlias = BarrierSent | CutSent | Granted
+class ChannelFinished(_Message, frozen=True):
+    """The sending task has finished: its end of input stands for every barrier to come."""
+
+    channel: int
+
+
+PeerMessage: TypeAlias = BarrierSent | CutSent | Granted | ChannelFinished
 
 
 # -- coordinator to slot
 
 
 class Deploy(_Message, frozen=True):
-    """Build this generation: connect to the peers, restore, then say `Ready`."""
+    """Build this generation: connect to the peers, restore, then say `Ready`.
+
+    `restore_location`: where the manifest and its files lie, if not in the job's own checkpoint location.
+    """
 
     generation: Generation
     peers: dict[SlotIndex, SlotAddress]
     restore_manifest: str | None
+    restore_location: str | None = None
 
 
 class Run(_Message, frozen=True):
@@ -68,6 +81,18 @@ class AssignSplits(_Message, frozen=True):
 
 
 class TriggerCheckpoint(_Message, frozen=True):
+    """`switch_after_ms` as the barriers carry it. A savepoint names its location; `suspends`: sources stop behind it."""
+
+    generation: Generation
+    checkpoint: CheckpointId
+    switch_after_ms: float | None
+    savepoint: str | None = None
+    suspends: bool = False
+
+
+class BarrierEverywhere(_Message, frozen=True):
+    """The barrier has reached every task of the job: sources that stopped for it may go on."""
+
     generation: Generation
     checkpoint: CheckpointId
 
@@ -77,11 +102,33 @@ class AbortCheckpoint(_Message, frozen=True):
     checkpoint: CheckpointId
 
 
+class StoredElement(msgspec.Struct, frozen=True, array_like=True):
+    """Where a captured element lies: in a shared file, from row `first_row` of it on."""
+
+    sequence: Sequence
+    first_row: int
+    file: int
+    offset: int
+    length: int
+
+
+class StoredChannel(msgspec.Struct, frozen=True, array_like=True):
+    """The elements that one side stored of a channel; `file` numbers the shared files beside it."""
+
+    channel: ChannelId
+    elements: list[StoredElement]
+
+
 class CheckpointDone(_Message, frozen=True):
-    """Its entry is in the job log: what the slot keeps in case it fails may go."""
+    """Its entry is in the job log: what the slot keeps in case it fails may go.
+
+    `files` and `held`: where senders in other slots stored what now waits in this one.
+    """
 
     generation: Generation
     checkpoint: CheckpointId
+    files: list[SharedFile] = []
+    held: list[StoredChannel] = []
 
 
 class Leave(_Message, frozen=True):
@@ -90,7 +137,9 @@ class Leave(_Message, frozen=True):
     reason: str
 
 
-ToSlot: TypeAlias = Deploy | Run | AssignSplits | TriggerCheckpoint | AbortCheckpoint | CheckpointDone | Leave
+ToSlot: TypeAlias = (
+    Deploy | Run | AssignSplits | TriggerCheckpoint | BarrierEverywhere | AbortCheckpoint | CheckpointDone | Leave
+)
 
 
 # -- slot to coordinator
@@ -124,6 +173,7 @@ class TaskPart(msgspec.Struct, frozen=True, array_like=True):
     async_ms: float
     state_bytes: int
     inflight_bytes: int
+    new_inflight_bytes: int
     committables: list[bytes]
 
 
@@ -136,6 +186,15 @@ class Acknowledge(_Message, frozen=True):
     parts: list[TaskPart]
     received: list[ChannelCapture]
     held: list[ChannelCapture]
+    shared: list[SharedFile] = []
+    held_elements: list[StoredChannel] = []
+
+
+class SnapshotsTaken(_Message, frozen=True):
+    """Every task of this slot has taken its snapshot; what is left is to store it."""
+
+    generation: Generation
+    checkpoint: CheckpointId
 
 
 class Decline(_Message, frozen=True):
@@ -151,6 +210,8 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
     queued_bytes: int
     busy_ms: float
     backpressured_ms: float
+    paused_ms: float = 0.0
+    watermark_ms: int | None = None
 
 
 class Progress(_Message, frozen=True):
@@ -178,7 +239,7 @@ class Failed(_Message, frozen=True):
     traceback: str
 
 
-FromSlot: TypeAlias = Ready | Acknowledge | Decline | Progress | InputEnded | Failed
+FromSlot: TypeAlias = Ready | SnapshotsTaken | Acknowledge | Decline | Progress | InputEnded | Failed
 
 
 class SlotIntroduction(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation, UnsupportedPlan, UserCodeFailure
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, fixed_array, slots_array
-from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
 from tidegate.plan.expressions import Expression
 from tidegate.plan.kernels import compile_expression, compile_projection
 from tidegate.plan.key_groups import Hashes, fixed_values_of, key_group_of, validity_of
@@ -170,7 +170,7 @@ class IntegerAdder:
         self._bound = _furthest_from_zero(sums)
 
 
-class AggregateOperator:
+class AggregateOperator(WithoutTimers):
     def __init__(self, spec: AggregateSpec) -> None:
         self._spec = spec
         key_fields = [_plain(spec.input_schema.field(index)) for index in range(spec.key_count)]

@@ -5,11 +5,13 @@ from typing import assert_never
 from tidegate.operators.contract import Operator
 from tidegate.plan.physical import (
     AggregateSpec,
+    ConnectSpec,
     FilterSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
     TransformWithStateSpec,
+    WatermarkSpec,
 )
 
 
@@ -31,5 +33,13 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.transform_with_state import TransformWithStateOperator
 
             return TransformWithStateOperator(spec)
+        case WatermarkSpec():
+            from tidegate.operators.watermark import WatermarkOperator
+
+            return WatermarkOperator(spec)
+        case ConnectSpec():
+            from tidegate.operators.connect import ConnectOperator
+
+            return ConnectOperator(spec)
         case _:
             assert_never(spec)

@@ -8,9 +8,12 @@ import pyarrow as pa
 
 from tidegate.model.clock import Clock
 from tidegate.model.ids import KeyGroupRange, TaskId
+from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection, Section, StateBackend
 
 Emit: TypeAlias = Callable[[pa.RecordBatch], None]
+
+NO_FLOORS = KeyGroupFloors(())
 
 
 class ValueStateHandle(Protocol):
@@ -22,14 +25,61 @@ class ValueStateHandle(Protocol):
     def clear(self) -> None: ...
 
 
+class ProcessorHandle(Protocol):
+    """What a processor is opened with; states and timers belong to the key that is being handled."""
+
+    def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> ValueStateHandle: ...
+    def register_timer(self, at_ms: int) -> None: ...
+    def delete_timer(self, at_ms: int) -> None: ...
+    def timers(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """`watermark_ms`: how far event time has come for the key that is being handled."""
+
+    processing_time_ms: int
+    watermark_ms: int
+
+
 class UserProcessor(Protocol):
     """A user's `StatefulProcessor`, opened by the spark layer; rows go in and come out as plain tuples."""
 
-    def init(self, open_value_state: Callable[[str, tuple[str, ...]], ValueStateHandle]) -> None:
-        """Runs the user's `init`; each `getValueState` arrives as a call with the state's name and field names."""
+    def init(self, handle: ProcessorHandle) -> None:
+        """Runs the user's `init`; each `getValueState` arrives as a call of `handle.value_state`."""
         ...
 
-    def handle_rows(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]: ...
+    def handle_rows(
+        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
+    ) -> Iterable[tuple[Any, ...]]: ...
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]: ...
+    def close(self) -> None: ...
+
+
+class BroadcastState(Protocol):
+    """The same in every subtask; `put` and `delete` raise unless rows of the broadcast side are being handled."""
+
+    def get(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
+    def items(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]: ...
+    def put(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None: ...
+    def delete(self, key: tuple[Any, ...]) -> None: ...
+
+
+class ConnectHandle(ProcessorHandle, Protocol):
+    def broadcast_state(self, name: str) -> BroadcastState: ...
+
+
+class ConnectProcessor(Protocol):
+    """Two inputs, one state. With a broadcast right side, `handle_right` has no key and may emit nothing."""
+
+    def init(self, handle: ConnectHandle) -> None: ...
+    def handle_left(
+        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
+    ) -> Iterable[tuple[Any, ...]]: ...
+    def handle_right(
+        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
+    ) -> Iterable[tuple[Any, ...]]: ...
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]: ...
     def close(self) -> None: ...
 
 
@@ -40,10 +90,13 @@ class UserCode(Protocol):
     def processor(
         self, command: bytes, *, value_names: Sequence[str], output_names: Sequence[str]
     ) -> UserProcessor: ...
+    def connect_processor(self, command: bytes) -> ConnectProcessor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
+    """`floors`: how far event time had come for key groups that were restored from other subtasks."""
+
     task: TaskId
     parallelism: int
     max_parallelism: int
@@ -51,6 +104,7 @@ class TaskContext:
     clock: Clock
     user_code: UserCode
     open_state: Callable[[], StateBackend]
+    floors: KeyGroupFloors = NO_FLOORS
 
 
 class Operator(Protocol):
@@ -72,6 +126,44 @@ class Operator(Protocol):
         """The task has no input just now: a chance to emit what is held back for gathering."""
         ...
 
+    def on_watermark(self, event_time_ms: int) -> None:
+        """Event time has come this far at the operator's input; what is due because of it fires in `fire`."""
+        ...
+
+    def fire(self, max_timers: int, emit: Emit) -> bool:
+        """Fire up to so many timers that are due, by event time or by the clock; true if more are due."""
+        ...
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        """The watermark for whoever follows, given the one at this operator's input; asked when nothing is due."""
+        ...
+
+    def next_timer_ms(self) -> int | None:
+        """When the next processing-time timer is due, in wall-clock time."""
+        ...
+
     def snapshot(self) -> list[Section]: ...
     def state_bytes(self) -> int: ...
     def close(self) -> None: ...
+
+
+class TwoInputOperator(Operator, Protocol):
+    """`process` takes the rows of the first input."""
+
+    def process_right(self, rows: pa.RecordBatch, emit: Emit) -> None: ...
+
+
+class WithoutTimers:
+    """For operators that leave event time as it is and have nothing to fire."""
+
+    def on_watermark(self, event_time_ms: int) -> None:
+        return
+
+    def fire(self, max_timers: int, emit: Emit) -> bool:
+        return False
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        return event_time_ms
+
+    def next_timer_ms(self) -> int | None:
+        return None

@@ -10,18 +10,20 @@ import pyarrow as pa
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from tidegate.model.errors import UserCodeFailure
-from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.physical import MapInArrowSpec
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection, Section
 
 MapFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Any]
 
 
-class MapInArrowOperator:
+class MapInArrowOperator(WithoutTimers):
     def __init__(self, spec: MapInArrowSpec) -> None:
         self._spec = spec
         self._call: EpochCall | None = None
+        self._passed_ms = MIN_WATERMARK_MS
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._function = context.user_code.map_function(self._spec.function)
@@ -41,6 +43,12 @@ class MapInArrowOperator:
 
     def on_idle(self, emit: Emit) -> None:
         pass
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        """The function may hold rows back until its epoch ends: event time must not overtake them."""
+        if self._call is None:
+            self._passed_ms = event_time_ms
+        return self._passed_ms
 
     def snapshot(self) -> list[Section]:
         return []

@@ -5,13 +5,13 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
 from tidegate.plan.kernels import compile_filter, compile_projection
 from tidegate.plan.physical import FilterSpec, ProjectSpec
 from tidegate.state.contract import RestoredSection, Section
 
 
-class KernelOperator:
+class KernelOperator(WithoutTimers):
     """One batch in, at most one out."""
 
     def __init__(self, spec: ProjectSpec | FilterSpec) -> None:

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import OptionError, UnsupportedPlan
-from tidegate.model.ids import KeyGroupRange
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -49,13 +48,6 @@ def key_group_of(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]
     # Scaling the high half is quicker than a remainder, and leaves the low bits to hash tables.
     groups = ((hashes >> _HIGH_HALF) * np.uint64(max_parallelism)) >> _HIGH_HALF
     return groups.astype(np.uint16)
-
-
-def range_of(subtask: int, *, parallelism: int, max_parallelism: int) -> KeyGroupRange:
-    """The contiguous key groups of one subtask; the ranges of all subtasks meet without gap or overlap."""
-    first = -(-subtask * max_parallelism // parallelism)
-    last = -(-(subtask + 1) * max_parallelism // parallelism)
-    return KeyGroupRange(first, last)
 
 
 def owner_of(key_groups: npt.NDArray[Any], *, parallelism: int, max_parallelism: int) -> npt.NDArray[Any]:
@@ -235,7 +227,8 @@ def _fixed(column: pa.Array, *, dtype: npt.DTypeLike, per_value: int = 1) -> npt
 
 
 def _normalised_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    normalised: npt.NDArray[Any] = values + values.dtype.type(0)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN like any other
+        normalised: npt.NDArray[Any] = values + values.dtype.type(0)
     normalised[np.isnan(normalised)] = np.nan
     return normalised
 

@@ -19,7 +19,9 @@ from tidegate.plan.nodes import (
     TransformWithState,
 )
 from tidegate.plan.physical import (
+    FIRST_INPUT,
     AggregateSpec,
+    ConnectSpec,
     Edge,
     FilterSpec,
     HashPartitioning,
@@ -29,6 +31,8 @@ from tidegate.plan.physical import (
     ProjectSpec,
     TransformWithStateSpec,
     Vertex,
+    WatermarkSpec,
+    kind_of,
 )
 
 
@@ -46,13 +50,9 @@ def lower(root: Node, sink: Sink, *, parallelism: int, max_parallelism: int) -> 
 def describe(plan: JobPlan) -> str:
     """The plan for people: vertices from source to sink, each with its operators, and the edges between them."""
     lines = [f"{len(plan.vertices)} vertices x {plan.parallelism} slots, {plan.max_parallelism} key groups"]
-    incoming = {edge.receiver: edge for edge in plan.edges}
     for vertex in plan.vertices:
-        edge = incoming.get(vertex.id)
-        if edge is not None:
-            keys = ", ".join(field.name for field in list(edge.schema)[: edge.partitioning.key_count])
-            lines.append(f"  e{edge.id}: v{edge.sender} -> v{edge.receiver}, hash by [{keys}]")
-        lines.append(f"v{vertex.id} {vertex.name} (parallelism {plan.parallelism})")
+        lines += [f"  {_described(edge)}" for edge in plan.edges if edge.receiver == vertex.id]
+        lines.append(f"v{vertex.id} {vertex.name} (parallelism {plan.parallelism_of(vertex.id)})")
         if vertex.source is not None:
             lines.append(f"    source {vertex.source.format} {_fields(vertex.source.schema)}")
         lines += [f"    op{index} {operator_name(op)} {_details(op)}" for index, op in enumerate(vertex.operators)]
@@ -62,9 +62,13 @@ def describe(plan: JobPlan) -> str:
 
 
 def fingerprint(plan: JobPlan) -> list[str]:
-    """What must be the same for stored state to fit: kinds, keys and schemas; not literals, not function bodies."""
+    """What must be the same for stored state and rows in flight to fit: kinds, keys, schemas, and which way rows go.
+
+    Not literals, not function bodies, not how many subtasks there are.
+    """
     lines = []
     for vertex in plan.vertices:
+        lines += [_edge_shape(edge) for edge in plan.edges if edge.receiver == vertex.id]
         if vertex.source is not None:
             lines.append(f"v{vertex.id} source {vertex.source.format}")
         lines += [f"v{vertex.id} op{index} {_state_shape(op)}" for index, op in enumerate(vertex.operators)]
@@ -85,6 +89,10 @@ def operator_name(operator: OperatorSpec) -> str:
             return f"Aggregate({', '.join(call.function.value for call in calls)})"
         case TransformWithStateSpec():
             return "TransformWithState"
+        case WatermarkSpec():
+            return "Watermark"
+        case ConnectSpec():
+            return "Connect"
         case _:
             assert_never(operator)
 
@@ -185,6 +193,12 @@ def _details(operator: OperatorSpec) -> str:
             return f"by [{keys}] {_fields(operator.schema)}"
         case ProjectSpec() | FilterSpec() | MapInArrowSpec():
             return _fields(operator.schema)
+        case WatermarkSpec():
+            column = operator.schema.field(operator.column).name
+            return f"on {column}, {operator.delay_ms} ms behind {_fields(operator.schema)}"
+        case ConnectSpec():
+            keys = ", ".join(field.name for field in list(operator.left_schema)[: operator.left_key_count])
+            return f"by [{keys}], right side {operator.right_side.value} {_fields(operator.schema)}"
         case _:
             assert_never(operator)
 
@@ -203,8 +217,37 @@ def _state_shape(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec():
             return "MapInArrow"
+        case WatermarkSpec():
+            return "Watermark"
+        case ConnectSpec():
+            keys = _types(pa.schema(list(operator.left_schema)[: operator.left_key_count]))
+            inputs = f"left={_fields(operator.left_schema)} right={_fields(operator.right_schema)}"
+            return f"Connect keys={keys} side={operator.right_side.value} {inputs} out={_fields(operator.schema)}"
         case _:
             assert_never(operator)
+
+
+def _described(edge: Edge) -> str:
+    way = kind_of(edge.partitioning).value
+    if isinstance(edge.partitioning, HashPartitioning):
+        way = f"hash by [{', '.join(field.name for field in _keys(edge.schema, edge.partitioning))}]"
+    return f"e{edge.id}: v{edge.sender} -> v{edge.receiver}{_second(edge)}, {way}"
+
+
+def _edge_shape(edge: Edge) -> str:
+    """Columns by type alone: a hash edge takes its keys by position, and captured rows are read by it."""
+    way = kind_of(edge.partitioning).value
+    if isinstance(edge.partitioning, HashPartitioning):
+        way = f"hash keys={_types(_keys(edge.schema, edge.partitioning))}"
+    return f"e{edge.id} v{edge.sender} -> v{edge.receiver}{_second(edge)} {way} rows={_types(edge.schema)}"
+
+
+def _keys(schema: pa.Schema, partitioning: HashPartitioning) -> pa.Schema:
+    return pa.schema(list(schema)[: partitioning.key_count])
+
+
+def _second(edge: Edge) -> str:
+    return "" if edge.input == FIRST_INPUT else f" (input {edge.input + 1})"
 
 
 def _key_types(operator: AggregateSpec | TransformWithStateSpec) -> str:

@@ -1,13 +1,15 @@
 """What the slots run: vertices of chained operators, joined by edges. Built from nodes by `lower`."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import Enum
+from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import AggregateCall, Scan, Sink
+from tidegate.protocol.rescale import EdgeKind, EdgeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,14 @@ class AggregateSpec:
     schema: pa.Schema
 
 
+class TimeMode(Enum):
+    """Which timers a processor may register."""
+
+    NONE = "none"
+    PROCESSING_TIME = "processing_time"
+    EVENT_TIME = "event_time"
+
+
 @dataclass(frozen=True, slots=True)
 class TransformWithStateSpec:
     """Keyed by the first `key_count` columns of its input; the rest are the user's row."""
@@ -48,9 +58,42 @@ class TransformWithStateSpec:
     processor: bytes
     input_schema: pa.Schema
     schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
 
 
-OperatorSpec: TypeAlias = ProjectSpec | FilterSpec | MapInArrowSpec | AggregateSpec | TransformWithStateSpec
+@dataclass(frozen=True, slots=True)
+class WatermarkSpec:
+    """Event time follows the largest value of a timestamp column, `delay_ms` behind."""
+
+    column: int
+    delay_ms: int
+    schema: pa.Schema
+
+
+class RightSide(Enum):
+    """How the second input of a connected operator reaches it."""
+
+    KEYED = "keyed"  # by the same key as the first: both share the key's state
+    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectSpec:
+    """Two inputs, told apart by their edges; stands at the head of its chain."""
+
+    processor: bytes
+    right_side: RightSide
+    left_key_count: int
+    right_key_count: int
+    left_schema: pa.Schema
+    right_schema: pa.Schema
+    schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
+
+
+OperatorSpec: TypeAlias = (
+    ProjectSpec | FilterSpec | MapInArrowSpec | AggregateSpec | TransformWithStateSpec | WatermarkSpec | ConnectSpec
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +104,93 @@ class HashPartitioning:
 
 
 @dataclass(frozen=True, slots=True)
+class RebalancePartitioning:
+    """Batches go to all receivers in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointwisePartitioning:
+    """Each sender has some receivers, or each receiver some senders, of its own; batches go to them in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastPartitioning:
+    """Every receiver gets every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPartitioning:
+    """Subtask i to subtask i."""
+
+
+Partitioning: TypeAlias = (
+    HashPartitioning | RebalancePartitioning | PointwisePartitioning | BroadcastPartitioning | ForwardPartitioning
+)
+
+FIRST_INPUT = 0
+SECOND_INPUT = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
+    """`input`: which input of the receiver it feeds; several edges into one input are a union."""
+
     id: EdgeId
     sender: VertexId
     receiver: VertexId
-    partitioning: HashPartitioning
+    partitioning: Partitioning
     schema: pa.Schema
+    input: int = FIRST_INPUT
 
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """One chain: a source or an incoming edge at its head, a sink or an outgoing edge at its end."""
+    """One chain: a source or incoming edges at its head, a sink or outgoing edges at its end.
+
+    `parallelism`: None for as many subtasks as the job has slots, else at most that many.
+    """
 
     id: VertexId
     name: str
     source: Scan | None
     operators: tuple[OperatorSpec, ...]
     sink: Sink | None
+    parallelism: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
+    """`parallelism`: the number of slots; slot i hosts subtask i of every vertex that has one."""
+
     vertices: tuple[Vertex, ...]
     edges: tuple[Edge, ...]
     parallelism: int
     max_parallelism: int
+
+    def parallelism_of(self, vertex: VertexId) -> int:
+        own = self.vertices[vertex].parallelism
+        return self.parallelism if own is None else min(own, self.parallelism)
+
+    def shape_of(self, edge: Edge) -> EdgeShape:
+        return EdgeShape(
+            edge=edge.id,
+            kind=kind_of(edge.partitioning),
+            senders=self.parallelism_of(edge.sender),
+            receivers=self.parallelism_of(edge.receiver),
+        )
+
+
+def kind_of(partitioning: Partitioning) -> EdgeKind:
+    match partitioning:
+        case HashPartitioning():
+            return EdgeKind.HASH
+        case RebalancePartitioning():
+            return EdgeKind.REBALANCE
+        case PointwisePartitioning():
+            return EdgeKind.POINTWISE
+        case BroadcastPartitioning():
+            return EdgeKind.BROADCAST
+        case ForwardPartitioning():
+            return EdgeKind.FORWARD
+        case _:
+            assert_never(partitioning)

@@ -1,6 +1,7 @@
 """The receiving side of barriers: one machine per gate, for every mode and any number of checkpoints at once.
 
-`switch_after_ms` is the one parameter: None stays aligned, 0 is unaligned at once, more starts aligned and switches.
+`switch_after_ms` is the one parameter of a checkpoint, carried by its barriers: None stays aligned, 0 is unaligned at
+once, more starts aligned and switches when that time has passed, or sooner when `switch_now` says that waiting is dear.
 
 Two facts reach the gate per channel and checkpoint, on the control connection:
 the barrier says N, the sequence number it stands before; the cut says H, the first element below N that the sender
@@ -16,7 +17,7 @@ from typing import TypeAlias
 
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence
-from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.kinds import CheckpointKind, Guarantee
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class TakeSnapshot:
     checkpoint: CheckpointId
     kind: CheckpointKind
     age_ms: float
+    switch_after_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,19 @@ class Cut:
 
 @dataclass(slots=True)
 class _Active:
-    """One checkpoint between its first barrier here and the close of its capture."""
+    """One checkpoint between its first barrier here and the close of its capture.
+
+    `unaligned` and `unclosed` are the channels that it still waits for; both only shrink.
+    """
 
     kind: CheckpointKind
     triggered_at_ms: float
+    switch_after_ms: float | None
     switch_at_ms: float | None
+    unaligned: set[ChannelId]
+    unclosed: set[ChannelId]
     snapshot_taken: bool = False
+    sender_has_captured: bool = False
     before: dict[ChannelId, Sequence] = field(default_factory=dict)
     cuts: dict[ChannelId, Cut] = field(default_factory=dict)
 
@@ -94,28 +103,43 @@ class _Channel:
     newest_cut: CheckpointId
 
 
+@dataclass(frozen=True, slots=True)
+class _Triggered:
+    triggered_at_ms: float
+    switch_after_ms: float | None
+
+
 class GateBarriers:
     def __init__(
         self,
         channels: Iterable[tuple[ChannelId, Sequence, Sequence]],
         *,
-        switch_after_ms: float | None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
     ) -> None:
         """`channels`: each with the next sequence number to arrive and the next one to consume."""
-        self._switch_after_ms = switch_after_ms
+        self._guarantee = guarantee
         self._channels = {
             channel: _Channel(arrived, consumed, CheckpointId(0)) for channel, arrived, consumed in channels
         }
+        self._live = set(self._channels)
         self._active: dict[CheckpointId, _Active] = {}
+        self._triggered: dict[CheckpointId, _Triggered] = {}
         self._newest_seen = CheckpointId(0)
         self._aborted_ahead: set[CheckpointId] = set()
 
     # -- events
 
     def on_barrier(
-        self, channel: ChannelId, checkpoint: CheckpointId, *, before: Sequence, age_ms: float, now_ms: float
+        self,
+        channel: ChannelId,
+        checkpoint: CheckpointId,
+        *,
+        before: Sequence,
+        age_ms: float,
+        switch_after_ms: float | None,
+        now_ms: float,
     ) -> list[GateAction]:
-        active = self._open(checkpoint, age_ms=age_ms, now_ms=now_ms)
+        active = self._open(checkpoint, triggered_at_ms=now_ms - age_ms, switch_after_ms=switch_after_ms)
         if active is None:
             return []
         active.before[channel] = before
@@ -130,6 +154,8 @@ class GateBarriers:
         if active.before.get(channel) != cut.before:
             raise ProtocolViolation(f"Cut of checkpoint {checkpoint} on {channel} names {cut.before}, not its barrier.")
         active.cuts[channel] = cut
+        active.sender_has_captured |= cut.held_from < cut.before
+        self._look_at(channel, active)
         return self._trim(checkpoint, active, channel) + self._settle(now_ms)
 
     def on_arrival(self, channel: ChannelId, sequence: Sequence, *, now_ms: float) -> list[GateAction]:
@@ -139,22 +165,57 @@ class GateBarriers:
         state.arrived = Sequence(sequence + 1)
         if not self._active:
             return []
-        captures: list[GateAction] = [
-            CaptureArrival(checkpoint, channel)
-            for checkpoint, active in self._active.items()
-            if active.is_capturing and sequence < self._capture_end(active, channel)
-        ]
+        captures: list[GateAction] = []
+        for checkpoint, active in self._active.items():
+            if active.is_capturing and sequence < self._capture_end(active, channel):
+                captures.append(CaptureArrival(checkpoint, channel))
+            self._look_at(channel, active)
         return captures + self._settle(now_ms)
 
     def on_consumed(self, channel: ChannelId, consumed: Sequence, *, now_ms: float) -> list[GateAction]:
         """Everything below `consumed` is fully processed."""
         self._channels[channel].consumed = consumed
-        return self._settle(now_ms) if self._active else []
+        if not self._active:
+            return []
+        for active in self._active.values():
+            self._look_at(channel, active)
+        return self._settle(now_ms)
+
+    def on_finished(self, channel: ChannelId, *, now_ms: float) -> list[GateAction]:
+        """Its sender has ended, all it sent is processed, and it takes part in no further checkpoint.
+
+        From now on the end of the channel counts as its barrier.
+        """
+        self._live.discard(channel)
+        for active in self._active.values():
+            if channel not in active.before:
+                active.unaligned.discard(channel)
+                active.unclosed.discard(channel)
+        self._open_triggered()
+        return self._settle(now_ms)
+
+    def on_triggered(
+        self, checkpoint: CheckpointId, *, age_ms: float, switch_after_ms: float | None, now_ms: float
+    ) -> list[GateAction]:
+        """The coordinator's word that it has started: what makes up for barriers when every sender has finished."""
+        if checkpoint > self._newest_seen:
+            self._triggered[checkpoint] = _Triggered(now_ms - age_ms, switch_after_ms)
+        self._open_triggered()
+        return self._settle(now_ms)
 
     def on_time(self, now_ms: float) -> list[GateAction]:
         return self._settle(now_ms) if self._active else []
 
+    def switch_now(self, checkpoint: CheckpointId, *, now_ms: float) -> list[GateAction]:
+        """Waiting longer costs more than capturing: as if its time had passed."""
+        active = self._active.get(checkpoint)
+        if active is None or active.switch_at_ms is None:
+            return []
+        active.switch_at_ms = min(active.switch_at_ms, now_ms)
+        return self._settle(now_ms)
+
     def on_abort(self, checkpoint: CheckpointId) -> list[GateAction]:
+        self._triggered.pop(checkpoint, None)
         if checkpoint > self._newest_seen:
             self._aborted_ahead.add(checkpoint)
         if self._active.pop(checkpoint, None) is None:
@@ -168,6 +229,8 @@ class GateBarriers:
         state = self._channels[channel]
         if epoch > state.newest_cut:
             return False
+        if not self._active or self._guarantee is Guarantee.AT_LEAST_ONCE:
+            return True
         # Blocked until all barriers arrived: a later batch must not enter this snapshot.
         return not any(
             not active.snapshot_taken and active.before.get(channel) == state.consumed
@@ -183,63 +246,87 @@ class GateBarriers:
     def waiting_for(self, checkpoint: CheckpointId) -> frozenset[ChannelId]:
         """Channels whose barrier has not been reached yet; empty once the snapshot is taken."""
         active = self._active.get(checkpoint)
-        if active is None or active.snapshot_taken:
-            return frozenset()
-        return frozenset(channel for channel in self._channels if not self._is_aligned(active, channel))
+        return frozenset() if active is None or active.snapshot_taken else frozenset(active.unaligned)
+
+    def barriers_ahead(self, checkpoint: CheckpointId) -> dict[ChannelId, Sequence | None]:
+        """The channels it waits for, each with what its barrier stands before; None while that is not known."""
+        active = self._active.get(checkpoint)
+        return {channel: active.before.get(channel) for channel in self.waiting_for(checkpoint)} if active else {}
+
+    def switchable(self) -> list[tuple[CheckpointId, float]]:
+        """Checkpoints that are aligning and may still switch, each with the time at which it will."""
+        return [
+            (checkpoint, active.switch_at_ms)
+            for checkpoint, active in self._active.items()
+            if active.switch_at_ms is not None and not active.snapshot_taken
+        ]
 
     # -- decisions
 
-    def _open(self, checkpoint: CheckpointId, *, age_ms: float, now_ms: float) -> _Active | None:
+    def _open(
+        self, checkpoint: CheckpointId, *, triggered_at_ms: float, switch_after_ms: float | None
+    ) -> _Active | None:
         active = self._active.get(checkpoint)
         if active is not None:
             return active
         if checkpoint <= self._newest_seen:
             return None  # finished or aborted here: a late barrier never reopens it
         self._newest_seen = checkpoint
+        self._triggered = {id: triggered for id, triggered in self._triggered.items() if id > checkpoint}
         was_aborted = checkpoint in self._aborted_ahead
         self._aborted_ahead = {ahead for ahead in self._aborted_ahead if ahead > checkpoint}
         if was_aborted:
             return None
-        triggered_at_ms = now_ms - age_ms
-        switch_at_ms = None if self._switch_after_ms is None else triggered_at_ms + self._switch_after_ms
-        active = _Active(CheckpointKind.ALIGNED, triggered_at_ms, switch_at_ms)
+        active = _Active(
+            kind=CheckpointKind.ALIGNED,
+            triggered_at_ms=triggered_at_ms,
+            switch_after_ms=switch_after_ms,
+            switch_at_ms=None if switch_after_ms is None else triggered_at_ms + switch_after_ms,
+            unaligned=set(self._live),
+            unclosed=set(self._live),
+        )
         self._active[checkpoint] = active
         return active
+
+    def _open_triggered(self) -> None:
+        if not self._live:
+            for checkpoint, triggered in sorted(self._triggered.items()):
+                self._open(
+                    checkpoint,
+                    triggered_at_ms=triggered.triggered_at_ms,
+                    switch_after_ms=triggered.switch_after_ms,
+                )
 
     def _settle(self, now_ms: float) -> list[GateAction]:
         """Draw the consequences of what is known now, oldest checkpoint first."""
         actions: list[GateAction] = []
-        newest_to_switch = max((id for id, a in self._active.items() if self._must_switch(a, now_ms)), default=None)
+        newest_to_switch = max((id for id, a in self._active.items() if _must_switch(a, now_ms)), default=None)
         for checkpoint in sorted(self._active):
             active = self._active[checkpoint]
             if not active.snapshot_taken:
-                if all(self._is_aligned(active, channel) for channel in self._channels):
-                    actions.append(self._take(checkpoint, active, CheckpointKind.ALIGNED, now_ms))
+                if not active.unaligned:
+                    actions.append(_take(checkpoint, active, CheckpointKind.ALIGNED, now_ms))
                 elif newest_to_switch is not None and checkpoint <= newest_to_switch:
                     # An older one switches with it: its barriers stand before those that overtake now.
-                    kind = CheckpointKind.UNALIGNED if self._switch_after_ms == 0 else CheckpointKind.SWITCHED
-                    actions.append(self._take(checkpoint, active, kind, now_ms))
+                    kind = CheckpointKind.UNALIGNED if active.switch_after_ms == 0 else CheckpointKind.SWITCHED
+                    actions.append(_take(checkpoint, active, kind, now_ms))
                     for channel in self._channels:
                         actions += self._trim(checkpoint, active, channel)
-            if active.snapshot_taken and all(self._is_closed(active, channel) for channel in self._channels):
+            if active.snapshot_taken and not active.unclosed:
                 del self._active[checkpoint]
                 actions.append(CloseCapture(checkpoint, tuple(active.cuts.items())))
         return actions
 
-    @staticmethod
-    def _must_switch(active: _Active, now_ms: float) -> bool:
-        if active.snapshot_taken:
-            return False
-        if active.switch_at_ms is not None and active.switch_at_ms <= now_ms:
-            return True
-        # The sender has captured: this side must not process what it captured into its own snapshot.
-        return any(cut.held_from < cut.before for cut in active.cuts.values())
-
-    @staticmethod
-    def _take(checkpoint: CheckpointId, active: _Active, kind: CheckpointKind, now_ms: float) -> TakeSnapshot:
-        active.kind = kind
-        active.snapshot_taken = True
-        return TakeSnapshot(checkpoint, kind, age_ms=now_ms - active.triggered_at_ms)
+    def _look_at(self, channel: ChannelId, active: _Active) -> None:
+        """Whether this channel is one that the checkpoint still has to wait for."""
+        cut = active.cuts.get(channel)
+        if cut is None:
+            return
+        state = self._channels[channel]
+        if cut.held_from == cut.before and state.consumed >= cut.before:
+            active.unaligned.discard(channel)
+        if state.arrived >= cut.held_from:
+            active.unclosed.discard(channel)
 
     def _trim(self, checkpoint: CheckpointId, active: _Active, channel: ChannelId) -> list[GateAction]:
         end = self._capture_end(active, channel)
@@ -247,17 +334,25 @@ class GateBarriers:
             return []
         return [TrimCapture(checkpoint, channel, Sequence(int(end)))]
 
-    def _is_aligned(self, active: _Active, channel: ChannelId) -> bool:
-        cut = active.cuts.get(channel)
-        return cut is not None and cut.held_from == cut.before and self._channels[channel].consumed >= cut.before
-
-    def _is_closed(self, active: _Active, channel: ChannelId) -> bool:
-        cut = active.cuts.get(channel)
-        return cut is not None and self._channels[channel].arrived >= cut.held_from
-
     @staticmethod
     def _capture_end(active: _Active, channel: ChannelId) -> float:
         cut = active.cuts.get(channel)
         if cut is not None:
             return cut.held_from
         return active.before.get(channel, float("inf"))
+
+
+def _must_switch(active: _Active, now_ms: float) -> bool:
+    if active.snapshot_taken:
+        return False
+    if active.switch_at_ms is not None and active.switch_at_ms <= now_ms:
+        return True
+    # The sender has captured: this side must not process what it captured into its own snapshot.
+    return active.sender_has_captured
+
+
+def _take(checkpoint: CheckpointId, active: _Active, kind: CheckpointKind, now_ms: float) -> TakeSnapshot:
+    active.kind = kind
+    active.snapshot_taken = True
+    age_ms = now_ms - active.triggered_at_ms
+    return TakeSnapshot(checkpoint, kind, age_ms=age_ms, switch_after_ms=active.switch_after_ms)

@@ -8,12 +8,17 @@ from tidegate.model.errors import ProtocolViolation
 class JobState(Enum):
     STARTING = "starting"  # a generation is being brought up: slots meet, state is restored
     RUNNING = "running"
+    SUSPENDING = "suspending"  # stop with savepoint was asked: the savepoint is on its way
     FINISHING = "finishing"  # all input is read: the last checkpoint is on its way
     RESTARTING = "restarting"  # a failure was met; waiting for the delay, then the next generation
     STOPPING = "stopping"  # the user asked; slots are told to leave
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        return self in (JobState.RUNNING, JobState.SUSPENDING, JobState.FINISHING)
 
     @property
     def is_final(self) -> bool:
@@ -28,6 +33,9 @@ class JobEvent(Enum):
     GENERATION_STARTED = "next generation started"
     GAVE_UP = "no restart left"
     STOP_ASKED = "stop asked"
+    SAVEPOINT_ASKED = "stop with savepoint asked"
+    SAVEPOINT_COMMITTED = "its savepoint committed"
+    SAVEPOINT_FAILED = "its savepoint failed"
     SLOTS_GONE = "slots gone"
 
 
@@ -38,9 +46,19 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (JobState.RUNNING, JobEvent.INPUT_ENDED): JobState.FINISHING,
     (JobState.RUNNING, JobEvent.FAILURE): JobState.RESTARTING,
     (JobState.RUNNING, JobEvent.STOP_ASKED): JobState.STOPPING,
+    (JobState.RUNNING, JobEvent.SAVEPOINT_ASKED): JobState.SUSPENDING,
+    (JobState.SUSPENDING, JobEvent.SAVEPOINT_COMMITTED): JobState.STOPPING,
+    (JobState.SUSPENDING, JobEvent.SAVEPOINT_FAILED): JobState.RUNNING,
+    (JobState.SUSPENDING, JobEvent.INPUT_ENDED): JobState.FINISHING,
+    (JobState.SUSPENDING, JobEvent.FAILURE): JobState.RESTARTING,
+    (JobState.SUSPENDING, JobEvent.STOP_ASKED): JobState.STOPPING,
     (JobState.FINISHING, JobEvent.LAST_COMMITTED): JobState.FINISHED,
     (JobState.FINISHING, JobEvent.FAILURE): JobState.RESTARTING,
     (JobState.FINISHING, JobEvent.STOP_ASKED): JobState.STOPPING,
+    # It ends by itself; but a savepoint that was on its way when the input ended is still what the user asked for.
+    (JobState.FINISHING, JobEvent.SAVEPOINT_ASKED): JobState.FINISHING,
+    (JobState.FINISHING, JobEvent.SAVEPOINT_COMMITTED): JobState.STOPPING,
+    (JobState.FINISHING, JobEvent.SAVEPOINT_FAILED): JobState.FINISHING,
     (JobState.RESTARTING, JobEvent.GENERATION_STARTED): JobState.STARTING,
     (JobState.RESTARTING, JobEvent.GAVE_UP): JobState.FAILED,
     (JobState.RESTARTING, JobEvent.STOP_ASKED): JobState.STOPPING,

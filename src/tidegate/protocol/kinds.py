@@ -9,6 +9,13 @@ class CheckpointKind(Enum):
     SWITCHED = "switched"
 
 
+class Guarantee(Enum):
+    """What a row that was processed before a failure may do after it."""
+
+    EXACTLY_ONCE = "exactly_once"  # a channel whose barrier was reached waits for the others
+    AT_LEAST_ONCE = "at_least_once"  # nothing waits: rows behind a barrier may be in its snapshot, and come again
+
+
 def combined(kinds: "list[CheckpointKind]") -> CheckpointKind:
     """The kind of a whole checkpoint: one captured part makes it not aligned, one switched part makes it switched."""
     if CheckpointKind.SWITCHED in kinds:

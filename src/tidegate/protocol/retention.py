@@ -1,13 +1,52 @@
-"""Which checkpoints may go. One whose commit is not recorded is never among them."""
+"""Which checkpoints may go, by number or by time. Which shared files go with them is decided in `shared_files`.
+
+Never the newest, never one whose commit is not recorded, never a savepoint: that one belongs to the user.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
 
 from tidegate.model.ids import CheckpointId
 
 
-def to_retire(
-    completed: Sequence[CheckpointId], *, committed: frozenset[CheckpointId], keep: int
-) -> list[CheckpointId]:
-    """Of `completed` (oldest first) all but the newest `keep`, as far as they are committed."""
-    assert keep >= 1, "the newest checkpoint is always kept"
-    return [checkpoint for checkpoint in completed[:-keep] if checkpoint in committed]
+@dataclass(frozen=True, slots=True)
+class KeepNumber:
+    """The newest so many."""
+
+    checkpoints: int
+
+    def __post_init__(self) -> None:
+        assert self.checkpoints >= 1, "the newest checkpoint is always kept"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFor:
+    """Those completed in the last `duration_ms`, and always the newest."""
+
+    duration_ms: int
+
+    def __post_init__(self) -> None:
+        assert self.duration_ms >= 0, "a checkpoint is kept for some time after its completion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    checkpoint: CheckpointId
+    completed_at_ms: int
+    is_committed: bool
+    is_savepoint: bool
+
+
+def to_retire(completed: Sequence[Completed], *, keep: KeepNumber | KeepFor, now_ms: int) -> list[CheckpointId]:
+    """Of `completed` (retained ones, oldest first) those that are no longer kept, oldest first."""
+    # Savepoints do not count: the user may remove one at any time, and must not take the last way back with it.
+    own = [candidate for candidate in completed if not candidate.is_savepoint]
+    match keep:
+        case KeepNumber(checkpoints):
+            leaving = own[:-checkpoints]
+        case KeepFor(duration_ms):
+            leaving = [candidate for candidate in own[:-1] if now_ms - candidate.completed_at_ms > duration_ms]
+        case _:
+            assert_never(keep)
+    return [candidate.checkpoint for candidate in leaving if candidate.is_committed]

@@ -19,6 +19,10 @@ class SendWindow:
     def in_flight_bytes(self) -> int:
         return self._in_flight_bytes
 
+    def resize(self, window_bytes: int) -> None:
+        """What is in flight stays so: a smaller window only has no room until enough of it is consumed."""
+        self._window_bytes = window_bytes
+
     def has_room(self) -> bool:
         return self._in_flight_bytes < self._window_bytes
 
@@ -36,8 +40,12 @@ class ReceiveWindow:
     """Gathers what was consumed into few grants: one for each quarter window, and whenever the channel runs dry."""
 
     def __init__(self, window_bytes: int) -> None:
-        self._threshold_bytes = max(1, window_bytes // 4)
+        self._threshold_bytes = _grant_threshold_bytes(window_bytes)
         self._owed_bytes = 0
+
+    def resize(self, window_bytes: int) -> None:
+        """What is owed stays owed; a smaller window may make it due with the next consumption."""
+        self._threshold_bytes = _grant_threshold_bytes(window_bytes)
 
     def is_grant_due(self, consumed_bytes: int, *, channel_is_empty: bool) -> bool:
         self._owed_bytes += consumed_bytes
@@ -45,3 +53,7 @@ class ReceiveWindow:
             return False
         self._owed_bytes = 0
         return True
+
+
+def _grant_threshold_bytes(window_bytes: int) -> int:
+    return max(1, window_bytes // 4)

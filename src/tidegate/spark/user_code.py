@@ -6,7 +6,7 @@ starts, what of the handle Tidegate does not have.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import pyarrow as pa
 from pyspark.serializers import CPickleSerializer
@@ -14,10 +14,12 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from tidegate.model.errors import EnvironmentProblem, UnsupportedPlan, UserError
-from tidegate.operators.contract import UserProcessor, ValueStateHandle
+from tidegate.model.errors import EnvironmentProblem, ProtocolViolation, UnsupportedPlan, UserError
+from tidegate.operators.contract import ConnectProcessor, ProcessorHandle, Times, UserProcessor, ValueStateHandle
 
-OpenValueState = Callable[[str, tuple[str, ...]], ValueStateHandle]
+
+class OpenValueState(Protocol):
+    def __call__(self, name: str, fields: tuple[str, ...], /, *, ttl_ms: int = ...) -> ValueStateHandle: ...
 
 
 class PySparkUserCode:
@@ -32,6 +34,12 @@ class PySparkUserCode:
             _stateful_processor(command), value_names=tuple(value_names), output_names=tuple(output_names)
         )
 
+    def connect_processor(self, command: bytes) -> ConnectProcessor:
+        raise UnsupportedPlan(
+            "The plan connects two inputs with a processor, which PySpark has no way to write: "
+            "join them, or union them and use transformWithState."
+        )
+
 
 class RowProcessor:
     """A user's `StatefulProcessor` in Row mode, as operators see it."""
@@ -44,12 +52,19 @@ class RowProcessor:
         self._output_names = output_names
         self._timer_values = TimerValues()  # -1 and -1: time mode None knows no time.
 
-    def init(self, open_value_state: OpenValueState) -> None:
-        self._processor.init(StateHandle(open_value_state))  # type: ignore[arg-type]
+    def init(self, handle: ProcessorHandle) -> None:
+        self._processor.init(StateHandle(handle.value_state))  # type: ignore[arg-type]
 
-    def handle_rows(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+    def handle_rows(
+        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
+    ) -> Iterable[tuple[Any, ...]]:
         outputs = self._processor.handleInputRows(key, map(self._row, rows), self._timer_values)
         return map(self._output, outputs)
+
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
+        raise ProtocolViolation(
+            f"A timer of key {key!r} at {at_ms} ms is due, but time mode None lets no processor register one."
+        )
 
     def close(self) -> None:
         self._processor.close()
@@ -83,11 +98,12 @@ class StateHandle:
         schema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> ValueStateHandle:
-        if ttlDurationMs is not None:
-            raise UnsupportedPlan(
-                f"State {stateName!r} has a ttlDurationMs, which Tidegate does not have: leave it out."
-            )
-        return self._open_value_state(stateName, _field_names(stateName, schema))
+        fields = _field_names(stateName, schema)
+        if ttlDurationMs is None:
+            return self._open_value_state(stateName, fields)
+        if ttlDurationMs <= 0:
+            raise UserError(f"State {stateName!r} has a ttlDurationMs of {ttlDurationMs}: give one above 0.")
+        return self._open_value_state(stateName, fields, ttl_ms=ttlDurationMs)
 
     def getListState(self, stateName: str, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise _refused_state("getListState", stateName)
@@ -135,7 +151,7 @@ def check_processor(command: bytes) -> None:
     processor = _stateful_processor(command)
     declared: set[str] = set()
 
-    def declare(name: str, _fields: tuple[str, ...]) -> ValueStateHandle:
+    def declare(name: str, _fields: tuple[str, ...], /, *, ttl_ms: int | None = None) -> ValueStateHandle:
         if name in declared:
             raise UserError(f"State {name!r} is declared twice in init: give each state its own name.")
         declared.add(name)

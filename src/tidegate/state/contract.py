@@ -2,9 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from tidegate.model.ids import KeyGroupRange
+
+
+class Redistribution(Enum):
+    """Who gets a section when the job is restored at another parallelism."""
+
+    KEYED = "keyed"  # whoever owns its key groups now
+    SPLIT = "split"  # a msgpack list of byte strings; the items of all subtasks are dealt out anew
+    UNION = "union"  # every subtask gets the sections of all old subtasks
+    BROADCAST = "broadcast"  # every subtask gets the section of the old subtask that had applied most
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +28,7 @@ class Section:
     name: str
     key_groups: KeyGroupRange | None
     encode: Callable[[], bytes | memoryview]
+    redistribution: Redistribution = Redistribution.KEYED
 
 
 @dataclass(frozen=True, slots=True)

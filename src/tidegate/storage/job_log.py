@@ -27,9 +27,16 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """`location`: where a savepoint lies; the manifest's path is relative to it, or to the job's own location."""
+
     checkpoint: CheckpointId
     generation: Generation
     manifest: str
+    location: str | None = None
+    completed_at_ms: int = 0
+    is_savepoint: bool = False
+    # A damaged manifest cannot tell any more whether something of it may have been committed.
+    has_committables: bool = True
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -42,7 +49,13 @@ class CheckpointRetired(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     checkpoint: CheckpointId
 
 
-Entry: TypeAlias = GenerationStarted | CheckpointCompleted | Committed | CheckpointRetired
+class CheckpointSkipped(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """It could not be used and its epoch is replayed: it must not be restored or committed if its files come back."""
+
+    checkpoint: CheckpointId
+
+
+Entry: TypeAlias = GenerationStarted | CheckpointCompleted | Committed | CheckpointRetired | CheckpointSkipped
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -69,6 +82,10 @@ class JobLog:
                 )
         for number in found[len(self._records) :]:
             self._records.append(self._load(number))
+        return [record.entry for record in self._records]
+
+    def entries(self) -> list[Entry]:
+        """What was read or written so far, without looking again."""
         return [record.entry for record in self._records]
 
     def start_generation(self, *, parallelism: int, at_ms: int) -> Generation:
@@ -105,7 +122,11 @@ class JobLog:
                 self._records.append(record)
                 return True
             case AlreadyThere():
-                self.read()
+                try:
+                    self.read()
+                except DidNotHappen as error:
+                    # The read did not; whether the entry that is there is this one is not known yet.
+                    raise MayHaveHappened(str(error)) from error
                 # Nobody else writes under this token: an equal record here is an earlier try that went through.
                 return record in self._records[number:]
 
@@ -170,9 +191,14 @@ def next_generation(entries: Sequence[Entry]) -> Generation:
 
 
 def retained_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
-    """Completed and not retired, in the order of the log."""
-    retired = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointRetired)}
-    return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint not in retired]
+    """Completed, and neither retired nor skipped, in the order of the log."""
+    gone = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointRetired | CheckpointSkipped)}
+    return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint not in gone]
+
+
+def skipped_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
+    skipped = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointSkipped)}
+    return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint in skipped]
 
 
 def newest_completed(entries: Sequence[Entry]) -> CheckpointCompleted | None:
@@ -182,8 +208,8 @@ def newest_completed(entries: Sequence[Entry]) -> CheckpointCompleted | None:
 
 def uncommitted(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
     """Completed checkpoints whose commit is not recorded, in the order in which they must be committed."""
-    committed = {entry.checkpoint for entry in entries if isinstance(entry, Committed)}
-    return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint not in committed]
+    settled = {entry.checkpoint for entry in entries if isinstance(entry, Committed | CheckpointSkipped)}
+    return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint not in settled]
 
 
 def next_checkpoint_id(entries: Sequence[Entry], stored_paths: Iterable[str]) -> CheckpointId:

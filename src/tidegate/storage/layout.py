@@ -8,12 +8,14 @@ from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 LOG = "log"
 CHECKPOINTS = "checkpoints"
 SHARED = "shared"
+SAVEPOINTS = "savepoints"
 STAGING = "staging"
 
 # Wide enough that names sort as numbers do for the life of any job.
 _LOG_DIGITS = 12
 _LOG_ENTRY = re.compile(rf"{LOG}/(\d{{{_LOG_DIGITS}}})")
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
+_CHANNEL_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.channels")
 _STATE_FILE = re.compile(r"(\d+)\.state")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -41,8 +43,26 @@ def state_file(folder: CheckpointFolder, slot: SlotIndex) -> str:
     return f"{folder}/{slot}.state"
 
 
+def savepoint_manifest() -> str:
+    """Paths in a savepoint are relative to its own folder, so that it can be moved."""
+    return "manifest.json"
+
+
+def savepoint_state_file(slot: SlotIndex) -> str:
+    return f"{slot}.state"
+
+
+def savepoint_folder(checkpoint: CheckpointId, generation: Generation) -> str:
+    return f"{SAVEPOINTS}/{checkpoint}-g{generation}"
+
+
 def shared_file(name: str) -> str:
     return f"{SHARED}/{_plain(name)}"
+
+
+def channel_file(folder: CheckpointFolder, slot: SlotIndex) -> str:
+    """What one slot wrote of its channels for one checkpoint; later checkpoints may refer to it."""
+    return shared_file(f"{folder.checkpoint}-g{folder.generation}-s{slot}.channels")
 
 
 def staging_folder(source: str) -> str:
@@ -53,6 +73,14 @@ def parse_log_entry(path: str) -> int | None:
     """The number of a log entry, or None for a path that is not one."""
     match = _LOG_ENTRY.fullmatch(path)
     return None if match is None else int(match.group(1))
+
+
+def parse_channel_file(path: str) -> CheckpointFolder | None:
+    """The checkpoint that wrote a shared file, or None for a path that is not one."""
+    match = _CHANNEL_FILE.fullmatch(path)
+    if match is None:
+        return None
+    return CheckpointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))))
 
 
 def parse_checkpoint(path: str) -> CheckpointFolder | None:

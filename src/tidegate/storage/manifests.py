@@ -14,16 +14,25 @@ from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, Sl
 
 CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]
 
-VERSION = 1
+VERSION = 2
+
+
+class SharedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file that several checkpoints may refer to."""
+
+    path: str
+    length: int
+    crc32: int
 
 
 class SlotFile(msgspec.Struct, frozen=True):
-    """A slot's state file, by its path below the checkpoint location."""
+    """A slot's state file, by its path below the checkpoint location, and the shared files that it refers to."""
 
     slot: SlotIndex
     path: str
     length_bytes: int
     crc32: int
+    shared: list[SharedFile] = []
 
 
 class ChannelRange(msgspec.Struct, frozen=True):
@@ -54,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan_fingerprint: list[str]
     parallelism: int
     max_parallelism: int
+    vertex_parallelism: list[int]
     slots: list[SlotFile]
     channels: list[ChannelRange] = []
     committables: list[TaskCommittables] = []

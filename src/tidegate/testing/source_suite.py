@@ -5,13 +5,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import EndOfSource, NothingNow, Rows, Source, SourceReader, SplitEnumerator
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Rows, Source, SourceReader, SplitEnumerator
 
 _PARALLELISMS = (1, 2, 3)
+# From a number of readers to another: up, down, and to numbers that do not divide each other.
+_CHANGES = ((1, 3), (2, 4), (3, 1), (4, 2), (2, 3), (3, 2))
+# More than enough to see a state that grows with every change of parallelism.
+_CHANGES_IN_A_ROW = 12
 _MAX_ROWS = 7
 # A source that gives neither rows nor an end in so many rounds will not end at all.
 _IDLE_ROUNDS = 1000
@@ -53,16 +57,18 @@ class SourceRun:
     def poll(self, subtask: int, max_rows: int = _MAX_ROWS) -> bool:
         """One poll; True if it gave rows."""
         match self.readers[subtask].poll(max_rows):
-            case Rows(rows):
+            case Rows(rows=rows):
                 assert 1 <= rows.num_rows <= max_rows, f"{rows.num_rows} rows came where 1 to {max_rows} were asked for"
                 self.rows += row_tuples(rows)
                 return True
-            case EndOfSource():
+            case EndOfSource() | EndOfData():
                 self.ended[subtask] = True
                 return False
             case NothingNow(retry_after_ms):
                 assert retry_after_ms > 0, "a reader without rows would be asked again at once, for ever"
                 return False
+            case other:
+                assert_never(other)
 
     def polls(self, count: int) -> int:
         """Up to `count` polls that give rows, discovering on the way; gives how many there were."""
@@ -82,6 +88,12 @@ class SourceRun:
 
     def snapshot(self) -> list[bytes]:
         return [reader.snapshot() for reader in self.readers]
+
+    def at_parallelism(self, parallelism: int) -> "SourceRun":
+        """A run that goes on from this one's positions with another number of readers; this one is closed."""
+        states = self.source.redistribute(self.snapshot(), parallelism=parallelism)
+        self.close()
+        return SourceRun(self.source, parallelism, available_now=self.available_now, states=states)
 
     def close(self) -> None:
         for reader in self.readers:
@@ -168,15 +180,120 @@ class SourceSuite:
     def test_a_reader_without_splits_ends_when_told_that_none_come(self, tmp_path: Path) -> None:
         reader = self.make_source(tmp_path).reader(subtask=0, parallelism=1)
         reader.no_more_splits()
-        assert isinstance(reader.poll(_MAX_ROWS), EndOfSource)
+        assert isinstance(reader.poll(_MAX_ROWS), EndOfSource | EndOfData)
         reader.close()
 
     def test_the_end_stays_the_end(self, tmp_path: Path) -> None:
         run = SourceRun(self.make_source(tmp_path), 1)
         run.drain()
         assert run.enumerator.discover() == []
-        assert isinstance(run.readers[0].poll(_MAX_ROWS), EndOfSource)
+        assert isinstance(run.readers[0].poll(_MAX_ROWS), EndOfSource | EndOfData)
         run.close()
+
+    def test_redistributed_at_every_poll_the_new_readers_give_just_the_rest(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        expected = Counter(self.expected_rows())
+        for old, new in _CHANGES:
+            whole = SourceRun(source, old)
+            poll_count = whole.polls(1 << 60)
+            whole.close()
+            for stop_after in range(poll_count + 1):
+                before = SourceRun(source, old)
+                before.polls(stop_after)
+                after = before.at_parallelism(new)
+                assert Counter(before.rows) + Counter(after.drain()) == expected, (
+                    f"from {old} to {new} readers after poll {stop_after} of {poll_count}"
+                )
+                after.close()
+
+    def test_redistributed_when_only_one_reader_has_read_the_others_share_is_not_lost(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        for old, new in _CHANGES:
+            for ahead in range(old):
+                before = SourceRun(source, old)
+                before.discover()
+                while before.poll(ahead, max_rows=1):
+                    pass
+                after = before.at_parallelism(new)
+                assert Counter(before.rows) + Counter(after.drain()) == Counter(self.expected_rows()), (
+                    f"from {old} to {new} readers, reader {ahead} alone had read"
+                )
+                after.close()
+
+    def test_redistributed_twice_it_still_gives_every_row_once(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        for polls in range(6):
+            first = SourceRun(source, 2)
+            first.polls(polls)
+            second = first.at_parallelism(4)
+            second.polls(polls // 2)
+            third = second.at_parallelism(3)
+            rows = first.rows + second.rows + third.drain()
+            assert Counter(rows) == Counter(self.expected_rows()), f"{polls} polls, then {polls // 2}"
+            third.close()
+
+    def test_redistributed_again_and_again_in_the_middle_of_a_split_it_gives_every_row_once(
+        self, tmp_path: Path
+    ) -> None:
+        run = SourceRun(self.make_source(tmp_path), 2)
+        rows: list[tuple[Any, ...]] = []
+        for turn in range(10 * len(self.expected_rows()) + 10):
+            run.discover()
+            # One row of one reader only, so that almost every change comes in the middle of a split.
+            run.poll(turn % run.parallelism, max_rows=1)
+            rows += run.rows
+            run = run.at_parallelism(turn % 4 + 1)
+        rows += run.drain()
+        assert Counter(rows) == Counter(self.expected_rows())
+        run.close()
+
+    def test_redistributed_before_anything_was_assigned_or_read_it_gives_every_row(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        for old, new in _CHANGES:
+            unassigned = SourceRun(source, old).at_parallelism(new)
+            assert Counter(unassigned.drain()) == Counter(self.expected_rows()), f"from {old} to {new} readers"
+            unassigned.close()
+            assigned = SourceRun(source, old)
+            assigned.discover()
+            unread = assigned.at_parallelism(new)
+            assert Counter(unread.drain()) == Counter(self.expected_rows()), f"from {old} to {new} readers"
+            unread.close()
+
+    def test_redistributed_after_the_end_nothing_comes_again(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        for old, new in _CHANGES:
+            before = SourceRun(source, old)
+            before.drain()
+            after = before.at_parallelism(new)
+            assert after.drain() == [], f"from {old} to {new} readers"
+            after.close()
+
+    def test_redistributing_is_the_same_wherever_it_is_done(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        run = SourceRun(source, 3)
+        run.polls(3)
+        states = run.snapshot()
+        run.close()
+        elsewhere = pickle.loads(pickle.dumps(source))
+        for parallelism in (1, 2, 3, 5):
+            here = source.redistribute(states, parallelism=parallelism)
+            assert len(here) == parallelism
+            assert elsewhere.redistribute(states, parallelism=parallelism) == here
+        assert states == run.snapshot(), "the states that were given have changed"
+
+    def test_redistributing_without_reading_does_not_make_the_states_grow(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        run = SourceRun(source, 2)
+        run.discover()
+        run.poll(1)
+        states = run.snapshot()
+        run.close()
+        sizes = []
+        for _ in range(_CHANGES_IN_A_ROW):
+            for parallelism in (4, 3, 2):
+                states = source.redistribute(states, parallelism=parallelism)
+            sizes.append(sum(map(len, states)))
+        assert len(set(sizes)) == 1, f"the sizes of the states after each round: {sizes}"
 
     def test_a_source_travels_to_the_tasks(self, tmp_path: Path) -> None:
         source = pickle.loads(pickle.dumps(self.make_source(tmp_path)))

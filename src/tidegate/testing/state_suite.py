@@ -6,6 +6,7 @@ import pytest
 
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import RestoredSection, Section, StateBackend
+from tidegate.state.timers import Timer, Timers
 
 
 def restored_from(sections: Iterable[Section]) -> list[RestoredSection]:
@@ -172,3 +173,38 @@ class StateBackendSuite:
         assert empty_bytes <= smaller_bytes < full_bytes
         assert full_bytes - empty_bytes >= 10_000
         assert backend.size_bytes() < smaller_bytes
+
+    def test_timers_survive_a_snapshot_taken_amid_firing(self, backend: StateBackend) -> None:
+        timers = Timers(backend.keyed("timers/event"))
+        for at_ms, key_group, key in ((30, 3, b"k"), (-10, 3, b"k"), (20, 90, b""), (20, 3, b"l")):
+            timers.register(key_group, key, at_ms)
+        timers.delete(3, b"l", 20)
+        assert timers.pop_due(0) == Timer(-10, 3, b"k")
+        sections = backend.snapshot()
+        assert _all_of(timers) == [Timer(20, 90, b""), Timer(30, 3, b"k")]
+        restored = self.restored_timers(restored_from(sections), self.all_groups)
+        assert _all_of(restored) == [Timer(20, 90, b""), Timer(30, 3, b"k")]
+
+    def test_timers_restored_by_two_halves_of_the_key_groups_are_each_at_one_of_them(
+        self, backend: StateBackend
+    ) -> None:
+        timers = Timers(backend.keyed("timers/event"))
+        for key_group in range(128):
+            timers.register(key_group, b"k", 1000 - key_group)
+        sections = restored_from(backend.snapshot())
+        for half in (KeyGroupRange(0, 64), KeyGroupRange(64, 128)):
+            expected = [Timer(1000 - group, group, b"k") for group in reversed(range(half.first, half.last))]
+            assert _all_of(self.restored_timers(sections, half)) == expected
+
+    def restored_timers(self, sections: Iterable[RestoredSection], key_groups: KeyGroupRange) -> Timers:
+        timers = Timers(self.reopened(sections, key_groups).keyed("timers/event"))
+        timers.load(key_groups)
+        return timers
+
+
+def _all_of(timers: Timers) -> list[Timer]:
+    """Takes them out, in their order."""
+    found: list[Timer] = []
+    while (timer := timers.pop_due(1 << 62)) is not None:
+        found.append(timer)
+    return found

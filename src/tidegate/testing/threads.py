@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.coordinator.launch import Ended, LaunchExit
 from tidegate.model.ids import SlotIndex
-from tidegate.operators.contract import UserProcessor, ValueStateHandle
+from tidegate.operators.contract import ConnectProcessor, ProcessorHandle, Times, UserProcessor
 from tidegate.worker.main import SlotOrder, run_slot
 
 MapFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -21,12 +21,16 @@ class NamedUserCode:
 
     functions: Mapping[str, MapFunction] = field(default_factory=dict)
     processors: Mapping[str, Callable[[], UserProcessor]] = field(default_factory=dict)
+    connectors: Mapping[str, Callable[[], ConnectProcessor]] = field(default_factory=dict)
 
     def map_function(self, command: bytes) -> MapFunction:
         return self.functions[command.decode()]
 
     def processor(self, command: bytes, *, value_names: Sequence[str], output_names: Sequence[str]) -> UserProcessor:
         return self.processors[command.decode()]()
+
+    def connect_processor(self, command: bytes) -> ConnectProcessor:
+        return self.connectors[command.decode()]()
 
 
 class CountingProcessor:
@@ -35,10 +39,12 @@ class CountingProcessor:
     def __init__(self, *, before_row: Callable[[], None] = lambda: None) -> None:
         self._before_row = before_row
 
-    def init(self, open_value_state: Callable[[str, tuple[str, ...]], ValueStateHandle]) -> None:
-        self._count = open_value_state("count", ("n",))
+    def init(self, handle: ProcessorHandle) -> None:
+        self._count = handle.value_state("count", ("n",))
 
-    def handle_rows(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+    def handle_rows(
+        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
+    ) -> Iterable[tuple[Any, ...]]:
         stored = self._count.get()
         n = 0 if stored is None else stored[0]
         for _ in rows:
@@ -46,6 +52,9 @@ class CountingProcessor:
             n += 1
             yield (*key, n)
         self._count.update((n,))
+
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
+        raise AssertionError(f"The timer of key {key!r} at {at_ms} ms was never registered.")
 
     def close(self) -> None:
         return

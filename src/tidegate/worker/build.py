@@ -1,27 +1,32 @@
 """Turns the plan into the tasks of one slot, restored and joined by channels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.connectors.registry import open_sink, open_source
 from tidegate.model.clock import Clock
-from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId
+from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext, UserCode
-from tidegate.plan.key_groups import range_of
 from tidegate.plan.physical import Edge, JobPlan, Vertex
+from tidegate.protocol.admission import SourceAdmission
+from tidegate.protocol.debloat import Debloat
+from tidegate.protocol.rescale import connections
 from tidegate.state.heap import HeapBackend
-from tidegate.worker.gate import ClosedCapture, Gate
-from tidegate.worker.output import HashOutput, Link, OutputChannel
-from tidegate.worker.restoring import NEW_CHANNEL, SlotRestore
+from tidegate.worker.gate import Gate, RecoveredWatermarks
+from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
+from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
 from tidegate.worker.settings import SlotSettings
-from tidegate.worker.task import Task, TaskSnapshot
+from tidegate.worker.task import Task, TaskListener
 
 
 def channel_table(plan: JobPlan) -> list[ChannelId]:
     """Every channel of the job in an order that all slots agree on; frames name a channel by its place here."""
-    subtasks = range(plan.parallelism)
-    return [ChannelId(edge.id, i, j) for edge in plan.edges for i in subtasks for j in subtasks]
+    return [
+        ChannelId(edge.id, sender, receiver)
+        for edge in plan.edges
+        for sender, receiver in connections(plan.shape_of(edge))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +40,37 @@ class TaskBuilder:
     links: Mapping[SlotIndex, Link]
     clock: Clock
     user_code: UserCode
-    on_snapshot: Callable[[TaskSnapshot], None]
-    on_closed: Callable[[TaskId, ClosedCapture], None]
+    table: list[ChannelId]
+    listener: TaskListener
 
     def build(self) -> list[Task]:
-        return [self._task(vertex) for vertex in self.settings.plan.vertices]
+        plan = self.settings.plan
+        return [self._task(vertex) for vertex in plan.vertices if self.slot < plan.parallelism_of(vertex.id)]
 
     def _task(self, vertex: Vertex) -> Task:
-        plan = self.settings.plan
+        plan, settings = self.settings.plan, self.settings
         id = TaskId(vertex.id, self.slot)
+        parallelism = plan.parallelism_of(vertex.id)
+        restored = self.restore.tasks.get(id, RestoredTask())
         source = None
         if vertex.source is not None:
-            source = open_source(vertex.source).reader(subtask=self.slot, parallelism=plan.parallelism)
-            if (state := self.restore.source_states.get(id)) is not None:
-                source.restore(state)
-        key_groups = range_of(self.slot, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism)
+            source = open_source(vertex.source).reader(subtask=self.slot, parallelism=parallelism)
+            if restored.source_state is not None:
+                source.restore(restored.source_state)
+        key_groups = range_of(self.slot, parallelism=parallelism, max_parallelism=plan.max_parallelism)
         context = TaskContext(
             task=id,
-            parallelism=plan.parallelism,
+            parallelism=parallelism,
             max_parallelism=plan.max_parallelism,
             key_groups=key_groups,
             clock=self.clock,
             user_code=self.user_code,
             open_state=lambda: HeapBackend(key_groups),
+            floors=restored.floors,
         )
         operators = [build_operator(spec) for spec in vertex.operators]
         for position, operator in enumerate(operators):
-            operator.open(context, self.restore.sections.get((id, position), []))
+            operator.open(context, restored.sections.get(position, []))
         sink = None
         if vertex.sink is not None:
             sink = open_sink(vertex.sink).writer(task=id, generation=self.generation)
@@ -70,37 +79,59 @@ class TaskBuilder:
         return Task(
             id=id,
             source=source,
-            gate=self._gate(incoming[0]) if incoming else None,
+            gate=self._gate(incoming, restored) if incoming else None,
+            inputs={edge.id: edge.input for edge in incoming},
             operators=operators,
-            output=self._output(outgoing[0]) if outgoing else None,
+            output=TaskOutput([self._output(edge) for edge in outgoing]) if outgoing else None,
             sink=sink,
             clock=self.clock,
-            switch_after_ms=self.settings.switch_after_ms,
-            on_snapshot=self.on_snapshot,
-            on_closed=self.on_closed,
+            listener=self.listener,
+            admission=None if source is None else self._admission(),
+            restored=restored.progress,
+            floors=restored.floors,
+            watermark_interval_ms=settings.watermark_interval_ms,
+            idle_after_ms=settings.idle_after_ms,
         )
 
-    def _gate(self, edge: Edge) -> Gate:
-        channels = [ChannelId(edge.id, sender, self.slot) for sender in range(self.settings.plan.parallelism)]
+    def _admission(self) -> SourceAdmission:
+        return SourceAdmission(
+            self.settings.active_backpressure,
+            interval_ms=self.settings.checkpoint_interval_ms,
+            max_concurrent=self.settings.max_concurrent_checkpoints,
+            now_ms=self.clock.monotonic_ms(),
+        )
+
+    def _gate(self, edges: list[Edge], restored: RestoredTask) -> Gate:
+        ids = {edge.id for edge in edges}
+        channels = [channel for channel in self.table if channel.edge in ids and channel.receiver == self.slot]
+        progress, target_ms = restored.progress, self.settings.debloat_target_ms
+        debloat = None
+        if target_ms is not None:
+            debloat = Debloat(
+                target_ms=target_ms,
+                least_bytes=min(self.settings.least_window_bytes, self.settings.window_bytes),
+                most_bytes=self.settings.window_bytes,
+                channels=channels,
+                now_ms=self.clock.monotonic_ms(),
+            )
         return Gate(
             [(channel, self.restore.recovered.get(channel, NEW_CHANNEL)) for channel in channels],
             window_bytes=self.settings.window_bytes,
-            switch_after_ms=self.settings.switch_after_ms,
+            guarantee=self.settings.guarantee,
+            watermarks=RecoveredWatermarks(progress.channel_watermarks(), progress.input_watermark_ms),
+            debloat=debloat,
         )
 
-    def _output(self, edge: Edge) -> HashOutput:
-        plan = self.settings.plan
-        index_of = {channel: index for index, channel in enumerate(channel_table(plan))}
-        channels = []
-        for receiver in range(plan.parallelism):
-            channel = ChannelId(edge.id, self.slot, receiver)
-            channels.append(
-                OutputChannel(
-                    channel,
-                    index_of[channel],
-                    self.links[SlotIndex(receiver)],
-                    window_bytes=self.settings.window_bytes,
-                    next_sequence=self.restore.next_sequences.get(channel, Sequence(0)),
-                )
+    def _output(self, edge: Edge) -> EdgeOutput:
+        channels = [
+            OutputChannel(
+                channel,
+                index,
+                self.links[SlotIndex(channel.receiver)],
+                window_bytes=self.settings.window_bytes,
+                next_sequence=self.restore.next_sequences.get(channel, Sequence(0)),
             )
-        return HashOutput(channels, key_count=edge.partitioning.key_count, max_parallelism=plan.max_parallelism)
+            for index, channel in enumerate(self.table)
+            if channel.edge == edge.id and channel.sender == self.slot
+        ]
+        return EdgeOutput(channels, edge.partitioning, max_parallelism=self.settings.plan.max_parallelism)

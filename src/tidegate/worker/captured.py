@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from tidegate.model.elements import Batch, EndOfInput, NumberedElement, Watermark
+from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
 from tidegate.network.frames import (
@@ -37,6 +37,8 @@ def to_frame(element: NumberedElement) -> tuple[FrameKind, "pa.Buffer | bytes"]:
             return FrameKind.WATERMARK, encode_watermark(event_time_ms)
         case EndOfInput():
             return FrameKind.END, b""
+        case Idle():
+            return FrameKind.IDLE, b""
 
 
 def from_frame(frame: DataFrame, schema: pa.Schema) -> NumberedElement:
@@ -47,21 +49,19 @@ def from_frame(frame: DataFrame, schema: pa.Schema) -> NumberedElement:
             return Watermark(decode_watermark(frame.payload))
         case FrameKind.END:
             return EndOfInput()
+        case FrameKind.IDLE:
+            return Idle()
 
 
-def encode_elements(elements: "list[tuple[Sequence, NumberedElement]]") -> bytes:
-    pieces: list[bytes] = []
-    for sequence, element in elements:
-        kind, payload = to_frame(element)
-        data = bytes(payload)
-        pieces.append(encode_data_header(DataHeader(kind, 0, sequence, CheckpointId(0)), len(data)))
-        pieces.append(data)
-    return b"".join(pieces)
+def encode_element(sequence: Sequence, element: NumberedElement) -> bytes:
+    kind, payload = to_frame(element)
+    data = bytes(payload)
+    return encode_data_header(DataHeader(kind, 0, sequence, CheckpointId(0)), len(data)) + data
 
 
-def decode_elements(data: memoryview, schema: pa.Schema, *, name: str) -> "list[tuple[Sequence, NumberedElement]]":
+def decode_element(data: memoryview, schema: pa.Schema, *, name: str) -> tuple[Sequence, NumberedElement]:
     parser = DataParser()
     frames = parser.feed(data)
-    if not parser.between_frames:
-        raise Damaged(f"Captured data {name!r} ends in the middle of an element: start from another checkpoint.")
-    return [(frame.header.sequence, from_frame(frame, schema)) for frame in frames]
+    if len(frames) != 1 or not parser.between_frames:
+        raise Damaged(f"Captured data {name!r} is not one whole element: start from another checkpoint.")
+    return frames[0].header.sequence, from_frame(frames[0], schema)

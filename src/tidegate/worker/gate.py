@@ -1,15 +1,17 @@
 """The receiving side of a task: its channels' queues, and the barrier machine that says what may be consumed.
 
-Consumption goes row by row through a batch, so that a snapshot can fall between two slices of it.
+Consumption goes row by row through a batch, so that a snapshot can fall between two slices of it. What was recovered
+from a checkpoint is consumed before anything new: an old row must not come behind a newer one of its key.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidegate.model.elements import Batch, EndOfInput, NumberedElement, Watermark
+from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence
 from tidegate.protocol.barriers import (
     CaptureArrival,
@@ -22,16 +24,22 @@ from tidegate.protocol.barriers import (
     TrimCapture,
 )
 from tidegate.protocol.channel_ranges import ReceiverRange
-from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.debloat import Debloat
+from tidegate.protocol.kinds import CheckpointKind, Guarantee
+from tidegate.protocol.switching import DrainRate, should_switch_now
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark, GateWatermarks, WatermarkAction
 from tidegate.protocol.windows import ReceiveWindow
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
+    """`first_row`: how many rows of the element were processed before the checkpoint it was recovered from."""
+
     sequence: Sequence
     epoch: CheckpointId
     element: NumberedElement
     size_bytes: int
+    first_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +51,39 @@ class RecoveredChannel:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoveredWatermarks:
+    channels: Mapping[ChannelId, ChannelWatermark]
+    current_ms: int
+
+
+NO_WATERMARKS = RecoveredWatermarks({}, MIN_WATERMARK_MS)
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     channel: ChannelId
     rows: pa.RecordBatch
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedElement:
+    """An element in flight; its first `done_rows` rows are processed and need not be stored.
+
+    `first_row` numbers the first row of `element` among those that were sent under this sequence number.
+    """
+
+    sequence: Sequence
+    element: NumberedElement
+    first_row: int = 0
+    done_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ReceivedCapture:
-    """What the receiver stores of one channel for one checkpoint; the first element without its processed rows."""
+    """What the receiver stores of one channel for one checkpoint."""
 
     range: ReceiverRange
-    elements: tuple[tuple[Sequence, NumberedElement], ...]
+    elements: tuple[CapturedElement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +94,23 @@ class ClosedCapture:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """To be told to the sender: everything below `consumed` is processed."""
+    """To be told to the sender: everything below `consumed` is processed, and so much may be in flight."""
 
     channel: ChannelId
     consumed: Sequence
+    window_bytes: int
+
+
+GateResult: TypeAlias = TakeSnapshot | ClosedCapture
 
 
 @dataclass(slots=True)
 class _Channel:
     window: ReceiveWindow
+    window_bytes: int
     queue: deque[Arrived]
     next_sequence: Sequence
+    recovered_until: Sequence
     rows_done: int = 0  # of the head element
     queued_bytes: int = 0
     has_ended: bool = False
@@ -82,44 +118,61 @@ class _Channel:
     def position(self) -> Sequence:
         return self.queue[0].sequence if self.queue else self.next_sequence
 
+    def is_recovering(self) -> bool:
+        return self.position() < self.recovered_until
+
 
 @dataclass(slots=True)
 class _OpenCapture:
     first: Sequence
     row: int
-    elements: list[tuple[Sequence, NumberedElement]] = field(default_factory=list)
+    elements: list[CapturedElement] = field(default_factory=list)
 
 
 class Gate:
-    """Events return what the task must do: take a snapshot, or note that a capture is complete."""
+    """Events return what the task must do: take a snapshot, or note that a capture is complete.
+
+    `grants` and `watermark_actions` are left behind for the task to take.
+    """
 
     def __init__(
         self,
         channels: Iterable[tuple[ChannelId, RecoveredChannel]],
         *,
         window_bytes: int,
-        switch_after_ms: float | None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        watermarks: RecoveredWatermarks = NO_WATERMARKS,
+        debloat: Debloat | None = None,
     ) -> None:
         self._channels: dict[ChannelId, _Channel] = {}
         for channel, recovered in channels:
             queue = deque(recovered.elements)
             self._channels[channel] = _Channel(
                 ReceiveWindow(window_bytes),
+                window_bytes,
                 queue,
                 recovered.next_sequence,
+                recovered_until=recovered.next_sequence,
                 queued_bytes=sum(arrived.size_bytes for arrived in queue),
             )
         self._barriers = GateBarriers(
             ((channel, state.next_sequence, state.position()) for channel, state in self._channels.items()),
-            switch_after_ms=switch_after_ms,
+            guarantee=guarantee,
         )
+        self._watermarks = GateWatermarks(
+            self._channels, restored=watermarks.channels, current_ms=watermarks.current_ms
+        )
+        self._debloat = debloat
+        self._drain = DrainRate()
+        self._recovering = {channel for channel, state in self._channels.items() if state.is_recovering()}
         self._captures: dict[CheckpointId, dict[ChannelId, _OpenCapture]] = {}
         self._turn: deque[ChannelId] = deque(self._channels)
         self.grants: list[Grant] = []
+        self.watermark_actions: list[WatermarkAction] = []
 
     # -- events
 
-    def on_arrival(self, channel: ChannelId, arrived: Arrived, now_ms: float) -> "list[TakeSnapshot | ClosedCapture]":
+    def on_arrival(self, channel: ChannelId, arrived: Arrived, now_ms: float) -> list[GateResult]:
         state = self._channels[channel]
         # Queued before the machine hears of it: a snapshot that this very arrival sets off must see it in flight.
         state.queue.append(arrived)
@@ -128,18 +181,50 @@ class Gate:
         return self._perform(self._barriers.on_arrival(channel, arrived.sequence, now_ms=now_ms), arrived)
 
     def on_barrier(
-        self, channel: ChannelId, checkpoint: CheckpointId, *, before: Sequence, age_ms: float, now_ms: float
-    ) -> "list[TakeSnapshot | ClosedCapture]":
-        actions = self._barriers.on_barrier(channel, checkpoint, before=before, age_ms=age_ms, now_ms=now_ms)
+        self,
+        channel: ChannelId,
+        checkpoint: CheckpointId,
+        *,
+        before: Sequence,
+        age_ms: float,
+        switch_after_ms: float | None,
+        now_ms: float,
+    ) -> list[GateResult]:
+        actions = self._barriers.on_barrier(
+            channel, checkpoint, before=before, age_ms=age_ms, switch_after_ms=switch_after_ms, now_ms=now_ms
+        )
         return self._perform(actions)
 
-    def on_cut(
-        self, channel: ChannelId, checkpoint: CheckpointId, cut: Cut, now_ms: float
-    ) -> "list[TakeSnapshot | ClosedCapture]":
+    def on_cut(self, channel: ChannelId, checkpoint: CheckpointId, cut: Cut, now_ms: float) -> list[GateResult]:
         return self._perform(self._barriers.on_cut(channel, checkpoint, cut, now_ms=now_ms))
 
-    def on_time(self, now_ms: float) -> "list[TakeSnapshot | ClosedCapture]":
-        return self._perform(self._barriers.on_time(now_ms))
+    def on_finished(self, channel: ChannelId, now_ms: float) -> list[GateResult]:
+        return self._perform(self._barriers.on_finished(channel, now_ms=now_ms))
+
+    def on_triggered(
+        self, checkpoint: CheckpointId, *, age_ms: float, switch_after_ms: float | None, now_ms: float
+    ) -> list[GateResult]:
+        return self._perform(
+            self._barriers.on_triggered(checkpoint, age_ms=age_ms, switch_after_ms=switch_after_ms, now_ms=now_ms)
+        )
+
+    def on_time(self, now_ms: float, *, storage_bytes_per_ms: float | None) -> list[GateResult]:
+        results = self._perform(self._barriers.on_time(now_ms))
+        for checkpoint, switch_at_ms in self._barriers.switchable():
+            if should_switch_now(
+                queued_bytes=self._bytes_before(checkpoint),
+                drain_bytes_per_ms=self._drain.bytes_per_ms,
+                storage_bytes_per_ms=storage_bytes_per_ms,
+                left_ms=switch_at_ms - now_ms,
+            ):
+                results += self._perform(self._barriers.switch_now(checkpoint, now_ms=now_ms))
+        if self._debloat is not None and now_ms >= self._debloat.next_deadline_ms():
+            for change in self._debloat.on_time(now_ms, queued_bytes=self.queued_bytes()):
+                state = self._channels[change.channel]
+                state.window_bytes = change.window_bytes
+                state.window.resize(change.window_bytes)
+                self.grants.append(Grant(change.channel, state.position(), change.window_bytes))
+        return results
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
         self._perform(self._barriers.on_abort(checkpoint))
@@ -154,35 +239,41 @@ class Gate:
         state = self._channels[channel]
         head = state.queue[0].element
         assert isinstance(head, Batch), "markers are consumed by skip_markers"
+        self.watermark_actions += self._watermarks.on_rows(channel)
         return Slice(channel, head.rows.slice(state.rows_done, max_rows))
 
-    def consumed(self, consumed: Slice, now_ms: float) -> "list[TakeSnapshot | ClosedCapture]":
+    def consumed(self, consumed: Slice, now_ms: float, *, elapsed_ms: float) -> list[GateResult]:
         """The slice is processed: only now does the position move past it."""
         state = self._channels[consumed.channel]
-        head = state.queue[0].element
+        arrived = state.queue[0]
+        head = arrived.element
         assert isinstance(head, Batch)
+        size_bytes = arrived.size_bytes * consumed.rows.num_rows // head.rows.num_rows
+        self._drain.on_consumed(size_bytes, elapsed_ms)
+        if self._debloat is not None:
+            self._debloat.on_consumed(consumed.channel, size_bytes)
         state.rows_done += consumed.rows.num_rows
         self._turn.rotate(-1)
         if state.rows_done < head.rows.num_rows:
             return []
         return self._pop_head(consumed.channel, state, now_ms)
 
-    def skip_markers(self, now_ms: float) -> "list[TakeSnapshot | ClosedCapture]":
-        """Consume end marks and empty batches at the heads, as far as they may be."""
-        results: list[TakeSnapshot | ClosedCapture] = []
+    def skip_markers(self, now_ms: float) -> list[GateResult]:
+        """Consume watermarks, end marks and empty batches at the heads, as far as they may be.
+
+        Stops at the first one that sets something off: what stands behind a barrier must not enter the snapshot.
+        """
         for channel, state in self._channels.items():
             while state.queue and self._is_marker(state.queue[0].element):
-                if not self._barriers.may_consume(channel, epoch=state.queue[0].epoch):
+                if not self._may_consume(channel, state.queue[0]):
                     break
-                if isinstance(state.queue[0].element, EndOfInput):
-                    state.has_ended = True
-                results += self._pop_head(channel, state, now_ms)
-        return results
+                # Before the position moves past it, because the snapshot that this may set off holds what it says.
+                self._note_marker(channel, state, state.queue[0].element)
+                if results := self._pop_head(channel, state, now_ms):
+                    return results
+        return []
 
     # -- questions
-
-    def has_input(self) -> bool:
-        return self._next_consumable() is not None
 
     def has_ended(self) -> bool:
         return all(state.has_ended for state in self._channels.values())
@@ -196,34 +287,70 @@ class Gate:
     def next_deadline_ms(self) -> float | None:
         return self._barriers.next_deadline_ms()
 
+    @property
+    def watermark_ms(self) -> int:
+        return self._watermarks.current_ms
+
+    def is_idle(self) -> bool:
+        return self._watermarks.is_idle
+
+    def channel_watermarks(self) -> dict[ChannelId, ChannelWatermark]:
+        return self._watermarks.snapshot()
+
     # -- inside
 
     @staticmethod
     def _is_marker(element: NumberedElement) -> bool:
         return not isinstance(element, Batch) or element.rows.num_rows == 0
 
+    def _note_marker(self, channel: ChannelId, state: _Channel, element: NumberedElement) -> None:
+        match element:
+            case Watermark(event_time_ms):
+                self.watermark_actions += self._watermarks.on_watermark(channel, event_time_ms)
+            case Idle():
+                self.watermark_actions += self._watermarks.on_idle(channel)
+            case EndOfInput():
+                state.has_ended = True
+                self.watermark_actions += self._watermarks.on_end(channel)
+            case Batch():
+                return
+
+    def _may_consume(self, channel: ChannelId, head: Arrived) -> bool:
+        if self._recovering and channel not in self._recovering:
+            return False
+        return self._barriers.may_consume(channel, epoch=head.epoch)
+
+    def _bytes_before(self, checkpoint: CheckpointId) -> int:
+        """What has to be processed before the checkpoint is aligned, as far as it is here."""
+        return sum(
+            arrived.size_bytes
+            for channel, before in self._barriers.barriers_ahead(checkpoint).items()
+            for arrived in self._channels[channel].queue
+            if before is None or arrived.sequence < before
+        )
+
     def _next_consumable(self) -> ChannelId | None:
         for _ in range(len(self._turn)):
             channel = self._turn[0]
             state = self._channels[channel]
             has_rows = state.queue and not self._is_marker(state.queue[0].element)
-            if has_rows and self._barriers.may_consume(channel, epoch=state.queue[0].epoch):
+            if has_rows and self._may_consume(channel, state.queue[0]):
                 return channel
             self._turn.rotate(-1)
         return None
 
-    def _pop_head(self, channel: ChannelId, state: _Channel, now_ms: float) -> "list[TakeSnapshot | ClosedCapture]":
+    def _pop_head(self, channel: ChannelId, state: _Channel, now_ms: float) -> list[GateResult]:
         head = state.queue.popleft()
         state.rows_done = 0
         state.queued_bytes -= head.size_bytes
+        if channel in self._recovering and not state.is_recovering():
+            self._recovering.discard(channel)
         if state.window.is_grant_due(head.size_bytes, channel_is_empty=not state.queue):
-            self.grants.append(Grant(channel, state.position()))
+            self.grants.append(Grant(channel, state.position(), state.window_bytes))
         return self._perform(self._barriers.on_consumed(channel, state.position(), now_ms=now_ms))
 
-    def _perform(
-        self, actions: list[GateAction], arrived: Arrived | None = None
-    ) -> "list[TakeSnapshot | ClosedCapture]":
-        results: list[TakeSnapshot | ClosedCapture] = []
+    def _perform(self, actions: list[GateAction], arrived: Arrived | None = None) -> list[GateResult]:
+        results: list[GateResult] = []
         for action in actions:
             match action:
                 case TakeSnapshot(checkpoint, kind):
@@ -232,10 +359,10 @@ class Gate:
                     results.append(action)
                 case CaptureArrival(checkpoint, channel):
                     assert arrived is not None
-                    self._captures[checkpoint][channel].elements.append((arrived.sequence, arrived.element))
+                    self._captures[checkpoint][channel].elements.append(_captured(arrived))
                 case TrimCapture(checkpoint, channel, sequence):
                     capture = self._captures[checkpoint][channel]
-                    capture.elements = [(s, element) for s, element in capture.elements if s < sequence]
+                    capture.elements = [element for element in capture.elements if element.sequence < sequence]
                 case CloseCapture(checkpoint, cuts):
                     results.append(self._close_capture(checkpoint, dict(cuts)))
                 case DropCapture(checkpoint):
@@ -244,20 +371,20 @@ class Gate:
 
     @staticmethod
     def _open_capture(state: _Channel) -> _OpenCapture:
-        elements: list[tuple[Sequence, NumberedElement]] = [(a.sequence, a.element) for a in state.queue]
-        if elements and state.rows_done:
-            sequence, head = elements[0]
-            assert isinstance(head, Batch)
-            # The half-done batch is split: its processed rows are in the state, the rest is in flight.
-            elements[0] = (sequence, Batch(head.rows.slice(state.rows_done)))
-        return _OpenCapture(state.position(), state.rows_done, elements)
+        elements = [_captured(arrived) for arrived in state.queue]
+        if not elements:
+            return _OpenCapture(state.position(), 0, elements)
+        # The half-done batch is split: its processed rows are in the state, the rest is in flight.
+        head = state.queue[0]
+        elements[0] = _captured(head, done_rows=state.rows_done)
+        return _OpenCapture(state.position(), head.first_row + state.rows_done, elements)
 
     def _close_capture(self, checkpoint: CheckpointId, cuts: dict[ChannelId, Cut]) -> ClosedCapture:
         captures = []
         for channel, capture in self._captures.pop(checkpoint, {}).items():
-            cut = cuts[channel]
-            if capture.first == cut.before:
-                continue  # nothing of this channel was in flight
+            cut = cuts.get(channel)
+            if cut is None or capture.first == cut.before:
+                continue  # its sender has finished, or nothing of this channel was in flight
             position = ReceiverRange(
                 channel=channel, first=capture.first, row=capture.row, held_from=cut.held_from, before=cut.before
             )
@@ -265,9 +392,13 @@ class Gate:
         return ClosedCapture(checkpoint, tuple(captures))
 
 
+def _captured(arrived: Arrived, *, done_rows: int = 0) -> CapturedElement:
+    return CapturedElement(arrived.sequence, arrived.element, arrived.first_row, done_rows)
+
+
 def element_bytes(element: NumberedElement) -> int:
     match element:
         case Batch(rows):
             return int(rows.nbytes)
-        case Watermark() | EndOfInput():
+        case Watermark() | Idle() | EndOfInput():
             return 0

@@ -11,31 +11,24 @@ import msgspec
 
 from tidegate.model.clock import SystemClock
 from tidegate.model.errors import SlotLost, TidegateError, UserCodeFailure, UserError
-from tidegate.model.ids import Generation, SlotIndex
+from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener
 from tidegate.network.connection import ConnectionLost, ControlConnection
 from tidegate.network.handshake_server import dial
 from tidegate.network.mesh import Mesh
 from tidegate.network.messages import (
-    AbortCheckpoint,
-    AssignSplits,
-    CheckpointDone,
     Deploy,
     Failed,
     FromSlot,
-    Leave,
     Ready,
-    Run,
     SlotIntroduction,
-    ToSlot,
-    TriggerCheckpoint,
     decode_to_slot,
     encode,
 )
 from tidegate.operators.contract import UserCode
 from tidegate.storage.store import open_store
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
-from tidegate.worker.restoring import NOTHING_TO_RESTORE, restore_slot
+from tidegate.worker.session import SlotSession, restore_for
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slot import SlotRun
 
@@ -88,16 +81,14 @@ class _Slot:
         self._background = BackgroundThread(self._mailbox, name=f"tidegate-upload-{slot}")
         self._mesh: Mesh | None = None
         self._mesh_deadline_ms = 0.0
-        self._deploy: Deploy | None = None
+        self._session = SlotSession(begin=self._begin, on_error=self._report_failure)
         self._run: SlotRun | None = None
-        self._is_running = False
         self._lost_peer: ConnectionLost | None = None
         self._lost_peer_due_ms = 0.0
-        self._has_left = False
 
     def serve(self) -> None:
         try:
-            while not self._has_left:
+            while not self._session.has_left:
                 self._turn()
         finally:
             self._tear_down()
@@ -110,7 +101,7 @@ class _Slot:
         try:
             if self._mesh is not None:
                 self._build_mesh(self._mesh)
-            elif self._run is not None and self._is_running:
+            elif self._run is not None and self._session.is_running:
                 own_fds = [self._coordinator.fileno(), self._mailbox.fileno()]
                 self._run.turn(own_fds)
             else:
@@ -127,7 +118,7 @@ class _Slot:
         # Outside: a lost coordinator ends the slot, it is not a failure of the job.
         self._coordinator.flush()
         for data in self._coordinator.receive():
-            self._on_message(decode_to_slot(data))
+            self._session.on_message(decode_to_slot(data))
 
     def _report_lost_peer_if_due(self) -> None:
         """A peer that fails closes its connections: the coordinator must hear the reason before it hears of these."""
@@ -141,77 +132,49 @@ class _Slot:
         poll.register(self._mailbox.fileno(), select.POLLIN)
         poll.poll(100)
 
-    def _on_message(self, message: ToSlot) -> None:
-        match message:
-            case Leave():
-                self._has_left = True
-                return
-            case Deploy():
-                self._tear_down()
-                self._lost_peer = None
-                self._deploy = message
-                self._mesh = Mesh(
-                    self._slot,
-                    message.peers,
-                    self._listener,
-                    self._order.secret,
-                    self._order.job,
-                    message.generation,
-                )
-                self._mesh_deadline_ms = self._clock.monotonic_ms() + _MESH_TIMEOUT_MS
-                return
-        if self._deploy is None or message.generation != self._deploy.generation or self._run is None:
-            return  # of a generation that this slot has left, or failed in
-        try:
-            match message:
-                case Run():
-                    self._is_running = True
-                case AssignSplits():
-                    self._run.on_splits(message)
-                case TriggerCheckpoint():
-                    self._run.on_trigger(message)
-                case AbortCheckpoint():
-                    self._run.on_abort(message)
-                case CheckpointDone():
-                    self._run.on_done(message)
-        except Exception as error:
-            self._report_failure(error)
+    def _begin(self, deploy: Deploy) -> None:
+        self._tear_down()
+        self._lost_peer = None
+        self._mesh = Mesh(
+            self._slot, deploy.peers, self._listener, self._order.secret, self._order.job, deploy.generation
+        )
+        self._mesh_deadline_ms = self._clock.monotonic_ms() + _MESH_TIMEOUT_MS
 
     def _build_mesh(self, mesh: Mesh) -> None:
         if not mesh.step(20.0):
             if self._clock.monotonic_ms() > self._mesh_deadline_ms:
                 raise SlotLost(f"Slot {self._slot} could not connect to its peers: {mesh.waiting_for()}.")
             return
-        assert self._deploy is not None
+        deploy = self._session.deploy
+        assert deploy is not None
         peers = mesh.take()
         mesh.close()
         self._mesh = None
-        generation, path = self._deploy.generation, self._deploy.restore_manifest
-        plan = self._order.settings.plan
-        restore = NOTHING_TO_RESTORE if path is None else restore_slot(self._store, path, plan, self._slot)
+        restore = restore_for(deploy, self._store, open_store, self._order.settings.plan, self._slot)
         self._run = SlotRun(
             settings=self._order.settings,
             slot=self._slot,
-            generation=generation,
+            generation=deploy.generation,
             peers=peers,
             restore=restore,
             store=self._store,
+            open_location=open_store,
             background=self._background,
             clock=self._clock,
             user_code=self._user_code,
             send=self._send,
         )
-        self._send(Ready(generation, restore.recovered_bytes))
+        self._session.on_built(self._run)
+        self._send(Ready(deploy.generation, restore.recovered_bytes))
 
     def _send(self, message: FromSlot) -> None:
         self._coordinator.send(encode(message))
 
     def _report_failure(self, error: Exception) -> None:
-        generation = Generation(0) if self._deploy is None else self._deploy.generation
         # Before the connections to the peers are closed, which they will report as well.
         self._send(
             Failed(
-                generation,
+                self._session.generation,
                 is_user_code=isinstance(error, UserCodeFailure),
                 is_final=isinstance(error, UserError),
                 message=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
@@ -221,7 +184,7 @@ class _Slot:
         self._tear_down()
 
     def _tear_down(self) -> None:
-        self._is_running = False
+        self._session.on_torn_down()
         if self._mesh is not None:
             self._mesh.close()
             self._mesh = None

@@ -7,14 +7,22 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import pyarrow as pa
 
-from tidegate.model.elements import Batch, EndOfInput, NumberedElement
+from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence
-from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
+from tidegate.network.messages import BarrierSent, ChannelFinished, CutSent, PeerMessage
 from tidegate.plan.key_groups import partition
+from tidegate.plan.physical import (
+    BroadcastPartitioning,
+    ForwardPartitioning,
+    HashPartitioning,
+    Partitioning,
+    PointwisePartitioning,
+    RebalancePartitioning,
+)
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.kinds import CheckpointKind
@@ -59,8 +67,7 @@ class OutputChannel:
         self._index = index
         self._link = link
         self.window_bytes = window_bytes
-        # Half a window at the most, so that a small window is not overdrawn by what was gathered for it.
-        self._gather_bytes = min(GATHER_BYTES, max(1, window_bytes // 2))
+        self._gather_bytes = _gather_bytes(window_bytes)
         self._window = SendWindow(window_bytes)
         self._cuts = ChannelCuts(first_unsent=next_sequence)
         self._next = next_sequence
@@ -88,9 +95,21 @@ class OutputChannel:
         if self._gathered_bytes >= self._gather_bytes:
             self.seal()
 
+    def watermark(self, event_time_ms: int) -> None:
+        self.seal()
+        self._enqueue(Watermark(event_time_ms), MARKER_BYTES)
+
+    def idle(self) -> None:
+        self.seal()
+        self._enqueue(Idle(), MARKER_BYTES)
+
     def end(self) -> None:
         self.seal()
         self._enqueue(EndOfInput(), MARKER_BYTES)
+
+    def finish(self) -> None:
+        """Its task takes part in no further checkpoint: the end of the channel stands for every barrier to come."""
+        self._link.send_message(ChannelFinished(self._index))
 
     def seal(self) -> None:
         if not self._gathered:
@@ -107,8 +126,12 @@ class OutputChannel:
     def gather_deadline_ms(self) -> float | None:
         return self._gathered_since_ms + GATHER_MS if self._gathered else None
 
-    def on_granted(self, consumed: Sequence) -> None:
+    def on_granted(self, consumed: Sequence, window_bytes: int) -> None:
         self._window.granted(consumed)
+        if window_bytes != self.window_bytes:
+            self.window_bytes = window_bytes
+            self._window.resize(window_bytes)
+            self._gather_bytes = _gather_bytes(window_bytes)
 
     def send_one(self) -> bool:
         """Hand over the next element if the link takes it; true if it did."""
@@ -122,11 +145,17 @@ class OutputChannel:
     # -- checkpoints
 
     def barrier(
-        self, checkpoint: CheckpointId, kind: CheckpointKind, *, age_ms: float, switch_at_ms: float | None
+        self,
+        checkpoint: CheckpointId,
+        kind: CheckpointKind,
+        *,
+        age_ms: float,
+        switch_after_ms: float | None,
+        switch_at_ms: float | None,
     ) -> None:
         self.seal()
         self._undecided.add(checkpoint)
-        self._link.send_message(BarrierSent(self._index, checkpoint, self._next, age_ms))
+        self._link.send_message(BarrierSent(self._index, checkpoint, self._next, age_ms, switch_after_ms))
         self._perform(self._cuts.on_snapshot(checkpoint, kind, before=self._next, switch_at_ms=switch_at_ms))
 
     def on_time(self, now_ms: float) -> None:
@@ -163,24 +192,50 @@ class OutputChannel:
             self._epoch = max(self._epoch, send.checkpoint)
 
 
-class HashOutput:
-    """All channels of one hash edge of one task, in the order of the receiving subtasks."""
+class EdgeOutput:
+    """All channels of one outgoing edge of one task, in the order of the receiving subtasks."""
 
-    def __init__(self, channels: Items[OutputChannel], *, key_count: int, max_parallelism: int) -> None:
+    def __init__(self, channels: Items[OutputChannel], partitioning: Partitioning, *, max_parallelism: int) -> None:
         self.channels = tuple(channels)
-        self._key_count = key_count
+        self._partitioning = partitioning
         self._max_parallelism = max_parallelism
+        self._turn = 0
 
     def emit(self, rows: pa.RecordBatch, now_ms: float) -> None:
-        pieces = partition(
-            rows,
-            key_count=self._key_count,
-            parallelism=len(self.channels),
-            max_parallelism=self._max_parallelism,
-        )
-        for channel, piece in zip(self.channels, pieces, strict=True):
-            if piece is not None and piece.num_rows:
-                channel.gather(piece, now_ms)
+        match self._partitioning:
+            case HashPartitioning(key_count):
+                pieces = partition(
+                    rows,
+                    key_count=key_count,
+                    parallelism=len(self.channels),
+                    max_parallelism=self._max_parallelism,
+                )
+                for channel, piece in zip(self.channels, pieces, strict=True):
+                    if piece is not None and piece.num_rows:
+                        channel.gather(piece, now_ms)
+            case RebalancePartitioning() | PointwisePartitioning():
+                self._turn = (self._turn + 1) % len(self.channels)
+                self.channels[self._turn].gather(rows, now_ms)
+            case BroadcastPartitioning():
+                for channel in self.channels:
+                    channel.gather(rows, now_ms)
+            case ForwardPartitioning():
+                self.channels[0].gather(rows, now_ms)
+            case unreachable:
+                assert_never(unreachable)
+
+
+class TaskOutput:
+    """Where a task's rows go: every outgoing edge gets all of them."""
+
+    def __init__(self, edges: Items[EdgeOutput]) -> None:
+        self._edges = tuple(edges)
+        self.channels = tuple(channel for edge in self._edges for channel in edge.channels)
+
+    def emit(self, rows: pa.RecordBatch, now_ms: float) -> None:
+        if rows.num_rows:
+            for edge in self._edges:
+                edge.emit(rows, now_ms)
 
     def has_room(self) -> bool:
         return all(channel.has_room() for channel in self.channels)
@@ -204,3 +259,8 @@ class HashOutput:
             for deadline_ms in (channel.gather_deadline_ms(), channel.switch_deadline_ms()):
                 if deadline_ms is not None:
                     yield deadline_ms
+
+
+def _gather_bytes(window_bytes: int) -> int:
+    """Half a window at the most, so that a small window is not overdrawn by what was gathered for it."""
+    return min(GATHER_BYTES, max(1, window_bytes // 2))

@@ -1,71 +1,341 @@
-"""Reads a checkpoint back: state for operators, positions for sources, captured rows for the receiving gates."""
+"""Reads a checkpoint back: state for operators, positions for sources, captured rows for the receiving gates.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Works for any parallelism; `protocol.rescale` says what goes where. It changes and deletes nothing.
+"""
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
 import pyarrow as pa
 
+from tidegate.connectors.registry import open_source
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement
 from tidegate.model.errors import Damaged
-from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, SlotIndex, TaskId
-from tidegate.plan.physical import JobPlan
+from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId, VertexId, range_of
+from tidegate.network.messages import StoredElement
+from tidegate.operators.columnar import slots_array
+from tidegate.operators.contract import NO_FLOORS
+from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.plan.physical import BroadcastPartitioning, Edge, HashPartitioning, JobPlan, Vertex
+from tidegate.protocol.rescale import (
+    InFlight,
+    Piece,
+    keeps_channels,
+    key_group_floors,
+    most_advanced_of,
+    overlapping,
+    recovered_channels,
+    recovered_count,
+    restored_watermark,
+    split_items,
+)
+from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
-from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, decode_manifest
-from tidegate.storage.state_file import FileSum, StateFile, check_sum
+from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
+from tidegate.storage.state_file import FileSum, SectionKind, StateFile, StoredSection, check_sum
 from tidegate.storage.store import Store
-from tidegate.worker.captured import HELD, RECEIVED, decode_elements, parse_section_name
+from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
+from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
 from tidegate.worker.snapshotting import PART_MARK
+from tidegate.worker.stored_task import StoredTask, decode_task
 
 NEW_CHANNEL = RecoveredChannel((), Sequence(0))
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTask:
+    """`progress` has watermarks per channel only if the channels are the ones they were."""
+
+    progress: StoredTask = field(default_factory=StoredTask)
+    floors: KeyGroupFloors = NO_FLOORS
+    source_state: bytes | None = None
+    sections: Mapping[int, list[RestoredSection]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRestore:
     """What one slot takes over from a checkpoint. Empty for a new job."""
 
-    sections: Mapping[tuple[TaskId, int], list[RestoredSection]]
-    source_states: Mapping[TaskId, bytes]
+    tasks: Mapping[TaskId, RestoredTask]
     recovered: Mapping[ChannelId, RecoveredChannel]
     next_sequences: Mapping[ChannelId, Sequence]
+    known: list[tuple[ChannelId, Sequence, StoredAt]]
     recovered_bytes: int
 
 
-NOTHING_TO_RESTORE = SlotRestore({}, {}, {}, {}, 0)
+NOTHING_TO_RESTORE = SlotRestore({}, {}, {}, [], 0)
 
 
 def restore_slot(store: Store, manifest_path: str, plan: JobPlan, slot: SlotIndex) -> SlotRestore:
     manifest = decode_manifest(store.read(manifest_path), name=manifest_path)
-    files = {file.slot: file for file in manifest.slots}
-    own = _open(store, files[slot])
-    sections: dict[tuple[TaskId, int], list[RestoredSection]] = {}
-    for stored in own.sections(kind="state"):
-        key = stored.key
-        restored = RestoredSection(key.name.rpartition(PART_MARK)[0], key.key_groups, stored.data)
-        sections.setdefault((key.task, key.operator), []).append(restored)
-    source_states = {stored.key.task: bytes(stored.data) for stored in own.sections(kind="source")}
-    incoming = [r for r in manifest.channels if r.channel.receiver == slot]
-    captured = _captured_elements(store, manifest, plan, incoming, own=own, slot=slot)
-    schemas = {edge.id: edge.schema for edge in plan.edges}
-    recovered = {
-        r.channel: _recovered_channel(r, captured.get(r.channel, []), schemas[r.channel.edge]) for r in incoming
-    }
-    return SlotRestore(
-        sections=sections,
-        source_states=source_states,
-        recovered=recovered,
-        next_sequences={r.channel: r.n for r in manifest.channels if r.channel.sender == slot},
-        recovered_bytes=sum(element_bytes(element) for elements in captured.values() for _, element in elements),
-    )
+    return _Restoring(_Files(store, manifest), plan, slot).restore()
 
 
-def read_source_states(store: Store, manifest: Manifest) -> dict[TaskId, bytes]:
-    """Every reader's position, for the enumerators on the driver."""
+def read_source_states(store: Store, manifest: Manifest, plan: JobPlan) -> dict[TaskId, bytes]:
+    """Every reader's position at the plan's parallelism, for the enumerators on the driver."""
+    files = _Files(store, manifest)
     states: dict[TaskId, bytes] = {}
-    for file in manifest.slots:
-        for stored in _open(store, file).sections(kind="source"):
-            states[stored.key.task] = bytes(stored.data)
+    for vertex in plan.vertices:
+        if vertex.source is not None:
+            for subtask, state in enumerate(_source_states(files, vertex, plan)):
+                states[TaskId(vertex.id, subtask)] = state
     return states
+
+
+class _Files:
+    """The files of one checkpoint, each read and checked once, when it is first needed."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._of_slot = {file.slot: file for file in manifest.slots}
+        self._opened: dict[SlotIndex, StateFile] = {}
+        self._shared: dict[str, memoryview] = {}
+
+    def sections(self, task: TaskId, kind: SectionKind) -> list[StoredSection]:
+        slot = SlotIndex(task.subtask)
+        if slot not in self._opened:
+            self._opened[slot] = _open(self._store, self._of_slot[slot])
+        return self._opened[slot].sections(task=task, kind=kind)
+
+    def captured(
+        self, side: str, channel: ChannelId, owner: TaskId
+    ) -> tuple[list[StoredElement], list[SharedFile], memoryview]:
+        """What the task at one end of a channel stored of it, the slot's shared files, and what lies inline."""
+        shared = self._of_slot[SlotIndex(owner.subtask)].shared
+        for stored in self.sections(owner, "channel"):
+            if parse_section_name(stored.key.name) == (side, channel):
+                section = decode_section(stored.data, name=stored.key.name)
+                return section.elements, shared, memoryview(section.inline)
+        return [], shared, memoryview(b"")
+
+    def shared(self, file: SharedFile) -> memoryview:
+        if file.path not in self._shared:
+            data = self._store.read(file.path)
+            check_sum(data, FileSum(file.length, file.crc32), name=file.path)
+            self._shared[file.path] = memoryview(data)
+        return self._shared[file.path]
+
+    def parallelism_of(self, vertex: VertexId) -> int:
+        return self.manifest.vertex_parallelism[vertex]
+
+
+class _Restoring:
+    def __init__(self, files: _Files, plan: JobPlan, slot: SlotIndex) -> None:
+        self._files = files
+        self._plan = plan
+        self._old_plan = _as_it_was(plan, files.manifest)
+        self._slot = slot
+        self._ranges = {stored.channel: stored for stored in files.manifest.channels}
+        self._in_flight = {
+            stored.channel: InFlight(channel=stored.channel, first=stored.first, row=stored.row, before=stored.n)
+            for stored in files.manifest.channels
+        }
+        self._known: list[tuple[ChannelId, Sequence, StoredAt]] = []
+
+    def restore(self) -> SlotRestore:
+        tasks: dict[TaskId, RestoredTask] = {}
+        recovered: dict[ChannelId, RecoveredChannel] = {}
+        next_sequences: dict[ChannelId, Sequence] = {}
+        for vertex in self._plan.vertices:
+            if self._slot < self._plan.parallelism_of(vertex.id):
+                tasks[TaskId(vertex.id, self._slot)] = self._task(vertex)
+        for edge in self._plan.edges:
+            pieces_of = self._pieces(edge)
+            for channel, pieces in pieces_of.items():
+                if channel.receiver == self._slot:
+                    recovered[channel] = self._recovered(edge, channel, pieces)
+                if channel.sender == self._slot:
+                    next_sequences[channel] = self._next_sequence(edge, channel, pieces)
+        return SlotRestore(
+            tasks=tasks,
+            recovered=recovered,
+            next_sequences=next_sequences,
+            known=self._known,
+            recovered_bytes=sum(arrived.size_bytes for channel in recovered.values() for arrived in channel.elements),
+        )
+
+    # -- tasks
+
+    def _task(self, vertex: Vertex) -> RestoredTask:
+        task = TaskId(vertex.id, self._slot)
+        source_state = None
+        if vertex.source is not None:
+            source_state = _source_states(self._files, vertex, self._plan)[self._slot]
+        if self._is_as_it_was(vertex):
+            progress = self._progress(task)
+            floors = KeyGroupFloors(progress.floors)
+        else:
+            progress, floors = self._progress_of_all(vertex)
+        return RestoredTask(progress, floors, source_state, self._sections(vertex))
+
+    def _is_as_it_was(self, vertex: Vertex) -> bool:
+        incoming = [edge for edge in self._plan.edges if edge.receiver == vertex.id]
+        return self._files.parallelism_of(vertex.id) == self._plan.parallelism_of(vertex.id) and all(
+            self._keeps_channels(edge) for edge in incoming
+        )
+
+    def _progress(self, task: TaskId) -> StoredTask:
+        (stored,) = self._files.sections(task, "task")
+        return decode_task(stored.data, name=f"the checkpoint of {task}")
+
+    def _progress_of_all(self, vertex: Vertex) -> tuple[StoredTask, KeyGroupFloors]:
+        """Event time as the old subtasks left it: key groups keep theirs, towards downstream the slowest counts."""
+        old_parallelism = self._files.parallelism_of(vertex.id)
+        max_parallelism = self._plan.max_parallelism
+        all_progress = [self._progress(TaskId(vertex.id, subtask)) for subtask in range(old_parallelism)]
+        reached = [
+            (range_of(subtask, parallelism=old_parallelism, max_parallelism=max_parallelism), p.input_watermark_ms)
+            for subtask, p in enumerate(all_progress)
+        ]
+        reached += [floor for progress in all_progress for floor in progress.floors]
+        parallelism = self._plan.parallelism_of(vertex.id)
+        own = range_of(self._slot, parallelism=parallelism, max_parallelism=max_parallelism)
+        told_ms = restored_watermark([progress.output_watermark_ms for progress in all_progress])
+        return StoredTask(output_watermark_ms=told_ms), KeyGroupFloors(key_group_floors(reached, own))
+
+    def _sections(self, vertex: Vertex) -> dict[int, list[RestoredSection]]:
+        old_parallelism = self._files.parallelism_of(vertex.id)
+        parallelism = self._plan.parallelism_of(vertex.id)
+        everyone = range(old_parallelism)
+        if old_parallelism == parallelism:
+            keyed = union = split = range(self._slot, self._slot + 1)
+        else:
+            keyed = overlapping(
+                self._slot,
+                parallelism=parallelism,
+                old_parallelism=old_parallelism,
+                max_parallelism=self._plan.max_parallelism,
+            )
+            union = split = everyone
+        found: dict[int, list[RestoredSection]] = {}
+        sources: list[tuple[SectionKind, range]] = [("state", keyed), ("union", union)]
+        for kind, subtasks in [*sources, ("broadcast", self._broadcast_from(vertex))]:
+            for stored in self._stored(vertex, kind, subtasks):
+                found.setdefault(stored.key.operator, []).append(_restored(stored))
+        for operator, section in self._split(vertex, split, parallelism):
+            found.setdefault(operator, []).append(section)
+        return found
+
+    def _stored(self, vertex: Vertex, kind: SectionKind, subtasks: Iterable[int]) -> Iterator[StoredSection]:
+        for subtask in subtasks:
+            yield from self._files.sections(TaskId(vertex.id, subtask), kind)
+
+    def _broadcast_from(self, vertex: Vertex) -> range:
+        chosen = self._broadcast_subtask(vertex.id)
+        if chosen is None:
+            return range(self._slot, min(self._slot + 1, self._files.parallelism_of(vertex.id)))
+        return range(chosen, chosen + 1)
+
+    def _broadcast_subtask(self, vertex: VertexId) -> int | None:
+        """The old subtask whose broadcast state everybody takes, or None if each takes its own."""
+        edges = [
+            e for e in self._plan.edges if e.receiver == vertex and isinstance(e.partitioning, BroadcastPartitioning)
+        ]
+        if not edges or all(self._keeps_channels(edge) for edge in edges):
+            return None
+        return most_advanced_of([self._old_plan.shape_of(edge) for edge in edges], self._in_flight.values())
+
+    def _split(self, vertex: Vertex, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
+        items: dict[tuple[int, str], list[list[bytes]]] = {}
+        for stored in self._stored(vertex, "split", subtasks):
+            key = (stored.key.operator, _plain_name(stored))
+            items.setdefault(key, []).append(msgspec.msgpack.decode(stored.data, type=list[bytes]))
+        for (operator, name), of_subtasks in items.items():
+            if len(subtasks) > 1:
+                own = split_items(of_subtasks, parallelism)[self._slot]
+            else:
+                own = [item for items in of_subtasks for item in items]
+            yield operator, RestoredSection(name, None, memoryview(msgspec.msgpack.encode(own)))
+
+    # -- channels
+
+    def _keeps_channels(self, edge: Edge) -> bool:
+        return keeps_channels(self._old_plan.shape_of(edge), self._plan.shape_of(edge))
+
+    def _pieces(self, edge: Edge) -> dict[ChannelId, tuple[Piece, ...]]:
+        return recovered_channels(
+            self._old_plan.shape_of(edge),
+            self._plan.shape_of(edge),
+            self._in_flight.values(),
+            max_parallelism=self._plan.max_parallelism,
+            broadcast_from=self._broadcast_subtask(edge.receiver),
+        )
+
+    def _next_sequence(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> Sequence:
+        if self._keeps_channels(edge):
+            return self._in_flight[channel].before
+        return recovered_count(pieces, self._in_flight)
+
+    def _recovered(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> RecoveredChannel:
+        if self._keeps_channels(edge):
+            return self._kept(edge, channel)
+        elements: list[Arrived] = []
+        for piece in pieces:
+            for _, element, _ in self._captured(edge, self._ranges[piece.channel]):
+                left = _rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism)
+                elements.append(Arrived(Sequence(len(elements)), CheckpointId(0), left, element_bytes(left)))
+        return RecoveredChannel(tuple(elements), Sequence(len(elements)))
+
+    def _kept(self, edge: Edge, channel: ChannelId) -> RecoveredChannel:
+        stored = self._ranges[channel]
+        arrived = []
+        for sequence, element, first_row in self._captured(edge, stored):
+            if isinstance(element, EndOfInput):
+                # An end mark belongs to the run that wrote it: this run's sources say themselves when they end.
+                element = _no_rows(edge.schema)
+            arrived.append(Arrived(sequence, CheckpointId(0), element, element_bytes(element), first_row))
+        return RecoveredChannel(tuple(arrived), stored.n)
+
+    def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
+        """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
+        channel = stored.channel
+        is_own = self._keeps_channels(edge)
+        expected = int(stored.first)
+        ends: list[tuple[str, TaskId]] = [(RECEIVED, TaskId(edge.receiver, channel.receiver))]
+        if stored.h < stored.n:
+            ends.append((HELD, TaskId(edge.sender, channel.sender)))
+        for side, owner in ends:
+            elements, files, inline = self._files.captured(side, channel, owner)
+            if is_own:
+                self._known += referable(channel, elements, files)
+            for element in elements:
+                data = inline if element.file == INLINE else self._files.shared(files[element.file])
+                piece = data[element.offset : element.offset + element.length]
+                sequence, decoded = decode_element(piece, edge.schema, name=f"{side} of {channel}")
+                if sequence != expected:
+                    break
+                first_row = stored.row if sequence == stored.first else 0
+                yield sequence, _without_rows(decoded, first_row - element.first_row), first_row
+                expected += 1
+        if expected != stored.n:
+            raise Damaged(
+                f"Channel {channel} should have the elements {stored.first} to {stored.n} in flight, but the "
+                f"checkpoint holds none of number {expected} there: start from another checkpoint."
+            )
+
+
+def _source_states(files: _Files, vertex: Vertex, plan: JobPlan) -> list[bytes]:
+    """One state for each reader of the plan."""
+    assert vertex.source is not None
+    stored = [
+        bytes(section.data)
+        for subtask in range(files.parallelism_of(vertex.id))
+        for section in files.sections(TaskId(vertex.id, subtask), "source")
+    ]
+    parallelism = plan.parallelism_of(vertex.id)
+    if len(stored) == parallelism:
+        return stored
+    return open_source(vertex.source).redistribute(stored, parallelism=parallelism)
+
+
+def _as_it_was(plan: JobPlan, manifest: Manifest) -> JobPlan:
+    """The plan at the parallelism of the checkpoint."""
+    vertices = tuple(replace(vertex, parallelism=manifest.vertex_parallelism[vertex.id]) for vertex in plan.vertices)
+    return JobPlan(vertices, plan.edges, manifest.parallelism, manifest.max_parallelism)
 
 
 def _open(store: Store, file: SlotFile) -> StateFile:
@@ -74,52 +344,32 @@ def _open(store: Store, file: SlotFile) -> StateFile:
     return StateFile.open(data, name=file.path)
 
 
-def _captured_elements(
-    store: Store, manifest: Manifest, plan: JobPlan, incoming: list[ChannelRange], *, own: StateFile, slot: SlotIndex
-) -> dict[ChannelId, list[tuple[Sequence, NumberedElement]]]:
-    """The receiver's part first, then the sender's, in sequence."""
-    schemas = {edge.id: edge.schema for edge in plan.edges}
-    wanted = {r.channel for r in incoming}
-    elements = _elements_of(own, RECEIVED, wanted, schemas)
-    senders = {r.channel.sender for r in incoming if r.h < r.n}
-    for file in manifest.slots:
-        if file.slot in senders:
-            source = own if file.slot == slot else _open(store, file)
-            for channel, held in _elements_of(source, HELD, wanted, schemas).items():
-                elements.setdefault(channel, []).extend(held)
-    return elements
+def _restored(stored: StoredSection) -> RestoredSection:
+    return RestoredSection(_plain_name(stored), stored.key.key_groups, stored.data)
 
 
-def _elements_of(
-    file: StateFile, side: str, wanted: set[ChannelId], schemas: Mapping[EdgeId, pa.Schema]
-) -> dict[ChannelId, list[tuple[Sequence, NumberedElement]]]:
-    found: dict[ChannelId, list[tuple[Sequence, NumberedElement]]] = {}
-    for stored in file.sections(kind="channel"):
-        stored_side, channel = parse_section_name(stored.key.name)
-        if stored_side == side and channel in wanted:
-            found[channel] = decode_elements(stored.data, schemas[channel.edge], name=stored.key.name)
-    return found
+def _plain_name(stored: StoredSection) -> str:
+    return stored.key.name.rpartition(PART_MARK)[0]
 
 
-def _recovered_channel(
-    stored: ChannelRange, elements: list[tuple[Sequence, NumberedElement]], schema: pa.Schema
-) -> RecoveredChannel:
-    sequences = [sequence for sequence, _ in elements]
-    if sequences != list(range(stored.first, stored.n)):
-        raise Damaged(
-            f"Channel {stored.channel} should have the elements {stored.first} to {stored.n} in flight, "
-            f"but the checkpoint holds {sequences[:3]}...: start from another checkpoint."
-        )
-    recovered = [(sequence, _in_this_run(element, schema)) for sequence, element in elements]
-    arrived = tuple(Arrived(sequence, CheckpointId(0), e, element_bytes(e)) for sequence, e in recovered)
-    return RecoveredChannel(arrived, stored.n)
-
-
-def _in_this_run(element: NumberedElement, schema: pa.Schema) -> NumberedElement:
-    """An end mark belongs to the run that wrote it: this run's sources say themselves when they end.
-
-    Its place is kept by an empty batch: a hole in the sequence would be in the next capture, too.
-    """
-    if isinstance(element, EndOfInput):
-        return Batch(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema))
+def _without_rows(element: NumberedElement, done_rows: int) -> NumberedElement:
+    if done_rows and isinstance(element, Batch):
+        return Batch(element.rows.slice(done_rows))
     return element
+
+
+def _rows_of(element: NumberedElement, edge: Edge, piece: Piece, *, max_parallelism: int) -> NumberedElement:
+    """What a new channel takes of an element. Marks spoke for one old sender: only their place is kept."""
+    if not isinstance(element, Batch):
+        return _no_rows(edge.schema)
+    if piece.key_groups is None or element.rows.num_rows == 0:
+        return element
+    assert isinstance(edge.partitioning, HashPartitioning), "only hash edges are split by key group"
+    key_groups = key_group_of(hash_rows(element.rows, edge.partitioning.key_count), max_parallelism)
+    own = (key_groups >= piece.key_groups.first) & (key_groups < piece.key_groups.last)
+    return Batch(element.rows.take(slots_array(np.flatnonzero(own))))
+
+
+def _no_rows(schema: pa.Schema) -> Batch:
+    """Keeps a mark's place: a hole in the sequence would be in the next capture, too."""
+    return Batch(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema))

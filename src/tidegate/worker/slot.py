@@ -13,6 +13,7 @@ from tidegate.network.mesh import PeerLinks
 from tidegate.network.messages import (
     AbortCheckpoint,
     AssignSplits,
+    BarrierEverywhere,
     CheckpointDone,
     FromSlot,
     TriggerCheckpoint,
@@ -45,6 +46,7 @@ class SlotRun:
         peers: Mapping[SlotIndex, PeerLinks],
         restore: SlotRestore,
         store: Store,
+        open_location: Callable[[str], Store],
         background: Background,
         clock: Clock,
         user_code: UserCode,
@@ -61,6 +63,7 @@ class SlotRun:
             restore=restore,
             links={**links, slot: self._local},
             store=store,
+            open_location=open_location,
             background=background,
             clock=clock,
             user_code=user_code,
@@ -78,6 +81,9 @@ class SlotRun:
     def on_trigger(self, message: TriggerCheckpoint) -> None:
         self._tasks.on_trigger(message)
         self._after_step()
+
+    def on_barrier_everywhere(self, message: BarrierEverywhere) -> None:
+        self._tasks.on_barrier_everywhere(message)
 
     def on_abort(self, message: AbortCheckpoint) -> None:
         self._tasks.on_abort(message)

@@ -13,7 +13,9 @@ from tidegate.network.frames import DataFrame
 from tidegate.network.messages import (
     AbortCheckpoint,
     AssignSplits,
+    BarrierEverywhere,
     BarrierSent,
+    ChannelFinished,
     CheckpointDone,
     CutSent,
     FromSlot,
@@ -35,7 +37,7 @@ from tidegate.worker.output import Link, OutputChannel
 from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.snapshotting import SlotSnapshots
-from tidegate.worker.task import Task
+from tidegate.worker.task import Task, TaskListener
 
 _PROGRESS_EVERY_MS = 200.0
 
@@ -52,6 +54,7 @@ class SlotTasks:
         restore: SlotRestore,
         links: Mapping[SlotIndex, Link],
         store: Store,
+        open_location: Callable[[str], Store],
         background: Background,
         clock: Clock,
         user_code: UserCode,
@@ -72,8 +75,12 @@ class SlotTasks:
             links=links,
             clock=clock,
             user_code=user_code,
-            on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),
-            on_closed=lambda task, closed: self._snapshots.on_received(task, closed.checkpoint, closed.captures),
+            table=self._table,
+            listener=TaskListener(
+                on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),
+                on_closed=lambda task, closed: self._snapshots.on_received(task, closed.checkpoint, closed.captures),
+                on_finished=lambda task: self._snapshots.on_finished(task),
+            ),
         )
         self.tasks = builder.build()
         self._snapshots = SlotSnapshots(
@@ -81,12 +88,17 @@ class SlotTasks:
             generation=generation,
             tasks=[task.id for task in self.tasks],
             store=store,
+            open_location=open_location,
             background=background,
             clock=clock,
+            inline_below_bytes=settings.inline_below_bytes,
             send=send,
         )
+        self._snapshots.known.replace(restore.known)
         self._task_of = {task.id.vertex: task for task in self.tasks}
-        self._receiving = {edge.id: self._task_of[edge.receiver] for edge in settings.plan.edges}
+        self._receiving = {
+            edge.id: self._task_of[edge.receiver] for edge in settings.plan.edges if edge.receiver in self._task_of
+        }
         self.outputs: list[OutputChannel] = [c for t in self.tasks if t.output is not None for c in t.output.channels]
         self._output_of = {self._index_of[output.channel]: output for output in self.outputs}
         self._splits_received = 0
@@ -101,9 +113,13 @@ class SlotTasks:
         self._task_of[message.vertex].add_splits(message.splits, is_last=message.is_last)
 
     def on_trigger(self, message: TriggerCheckpoint) -> None:
+        self._snapshots.on_trigger(message.checkpoint, savepoint=message.savepoint)
         for task in self.tasks:
-            if task.source is not None:
-                task.trigger(message.checkpoint)
+            task.trigger(message.checkpoint, switch_after_ms=message.switch_after_ms, suspends=message.suspends)
+
+    def on_barrier_everywhere(self, message: BarrierEverywhere) -> None:
+        for task in self.tasks:
+            task.on_barrier_everywhere(message.checkpoint)
 
     def on_abort(self, message: AbortCheckpoint) -> None:
         for task in self.tasks:
@@ -111,26 +127,39 @@ class SlotTasks:
         self._snapshots.on_abort(message.checkpoint)
 
     def on_done(self, message: CheckpointDone) -> None:
-        self._snapshots.on_done(message.checkpoint)
+        self._snapshots.on_done(message)
+        for task in self.tasks:
+            task.on_done(message.checkpoint)
 
     # -- what other slots say
 
     def on_peer_message(self, message: PeerMessage) -> None:
         now_ms = self._clock.monotonic_ms()
         match message:
-            case BarrierSent(channel, checkpoint, before, age_ms):
+            case BarrierSent(channel, checkpoint, before, age_ms, switch_after_ms):
                 task = self._receiving[self._table[channel].edge]
                 assert task.gate is not None
                 task.note_barrier(checkpoint, now_ms)
                 task.perform(
-                    task.gate.on_barrier(self._table[channel], checkpoint, before=before, age_ms=age_ms, now_ms=now_ms)
+                    task.gate.on_barrier(
+                        self._table[channel],
+                        checkpoint,
+                        before=before,
+                        age_ms=age_ms,
+                        switch_after_ms=switch_after_ms,
+                        now_ms=now_ms,
+                    )
                 )
             case CutSent(channel, checkpoint, held_from, before):
                 task = self._receiving[self._table[channel].edge]
                 assert task.gate is not None
                 task.perform(task.gate.on_cut(self._table[channel], checkpoint, Cut(held_from, before), now_ms))
-            case Granted(channel, consumed):
-                self._output_of[channel].on_granted(consumed)
+            case ChannelFinished(channel):
+                task = self._receiving[self._table[channel].edge]
+                assert task.gate is not None
+                task.perform(task.gate.on_finished(self._table[channel], now_ms))
+            case Granted(channel, consumed, window_bytes):
+                self._output_of[channel].on_granted(consumed, window_bytes)
 
     def on_frame(self, frame: DataFrame) -> None:
         header = frame.header
@@ -147,7 +176,7 @@ class SlotTasks:
     def on_time(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for task in self.tasks:
-            task.on_time(now_ms)
+            task.on_time(now_ms, storage_bytes_per_ms=self._snapshots.storage_bytes_per_ms())
 
     def send_grants(self) -> None:
         for task in self.tasks:
@@ -155,7 +184,7 @@ class SlotTasks:
                 grants, task.gate.grants = task.gate.grants, []
                 for grant in grants:
                     link = self._links[SlotIndex(grant.channel.sender)]
-                    link.send_message(Granted(self._index_of[grant.channel], grant.consumed))
+                    link.send_message(Granted(self._index_of[grant.channel], grant.consumed, grant.window_bytes))
 
     def collect_held(self) -> None:
         """Give the snapshots what outputs captured, as soon as an output is decided."""
@@ -208,5 +237,12 @@ def _progress(task: Task) -> TaskProgress:
     counters = task.counters
     queued_bytes = 0 if task.gate is None else task.gate.queued_bytes()
     return TaskProgress(
-        task.id, counters.rows_in, counters.rows_out, queued_bytes, counters.busy_ms, counters.backpressured_ms
+        task=task.id,
+        rows_in=counters.rows_in,
+        rows_out=counters.rows_out,
+        queued_bytes=queued_bytes,
+        busy_ms=counters.busy_ms,
+        backpressured_ms=counters.backpressured_ms,
+        paused_ms=task.paused_ms(),
+        watermark_ms=task.watermark_ms(),
     )

@@ -5,16 +5,50 @@ from dataclasses import dataclass, field
 
 from tidegate.connectors.contract import Prepared
 from tidegate.model.clock import Clock
-from tidegate.model.ids import CheckpointId, Generation, SlotIndex, TaskId
-from tidegate.network.messages import Acknowledge, ChannelCapture, Decline, TaskPart
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
+from tidegate.network.messages import (
+    Acknowledge,
+    ChannelCapture,
+    CheckpointDone,
+    Decline,
+    SnapshotsTaken,
+    StoredChannel,
+    TaskPart,
+)
+from tidegate.state.contract import Redistribution
 from tidegate.storage import layout
-from tidegate.storage.state_file import FileSum, SectionKey, StateFileWriter, sum_of
+from tidegate.storage.manifests import SharedFile
+from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFileWriter, sum_of
 from tidegate.storage.store import Store
-from tidegate.worker.captured import HELD, RECEIVED, encode_elements, section_name
-from tidegate.worker.gate import ReceivedCapture
+from tidegate.worker.captured import HELD, RECEIVED, section_name
+from tidegate.worker.channel_state import (
+    CapturedChannel,
+    CaptureWriter,
+    EncodedCaptures,
+    KnownElements,
+    StoredAt,
+    encode_section,
+    referable,
+)
+from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import HeldCapture
+from tidegate.worker.stored_task import encode_task
 from tidegate.worker.task import TaskSnapshot
+
+PART_MARK = "#"
+_DONE = object()
+# A late snapshot of an aborted checkpoint is recognised as long as its id is within this many of the newest abort.
+_REMEMBERED_ABORTS = 1000
+# Smaller uploads say how long a call takes, not how fast storage is.
+_MEASURED_FROM_BYTES = 64 << 10
+
+KIND_OF: dict[Redistribution, SectionKind] = {
+    Redistribution.KEYED: "state",
+    Redistribution.SPLIT: "split",
+    Redistribution.UNION: "union",
+    Redistribution.BROADCAST: "broadcast",
+}
 
 
 @dataclass(slots=True)
@@ -29,16 +63,29 @@ class _TaskPart:
 
 @dataclass(slots=True)
 class _Assembly:
+    """`is_triggered`: the coordinator's own word has come, and with it whether this is a savepoint, and where."""
+
     parts: dict[TaskId, _TaskPart] = field(default_factory=dict)
-    inflight_bytes: dict[TaskId, int] = field(default_factory=dict)
+    is_triggered: bool = False
+    savepoint: str | None = None
+    has_told_taken: bool = False
     writer: StateFileWriter = field(default_factory=StateFileWriter)
+    captures: EncodedCaptures | None = None
     encoding: Iterator[None] | None = None
     is_uploading: bool = False
     is_dropped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Uploaded:
+    path: str
+    file: FileSum
+    shared: list[SharedFile]
+    async_ms: float
+
+
 class SlotSnapshots:
-    """`send` takes the acknowledgement or the refusal of a checkpoint."""
+    """`send` takes what the coordinator is to hear, `open_location` opens the place of a savepoint."""
 
     def __init__(
         self,
@@ -47,54 +94,89 @@ class SlotSnapshots:
         generation: Generation,
         tasks: Iterable[TaskId],
         store: Store,
+        open_location: Callable[[str], Store],
         background: Background,
         clock: Clock,
-        send: Callable[[Acknowledge | Decline], None],
+        inline_below_bytes: int,
+        send: Callable[[Acknowledge | Decline | SnapshotsTaken], None],
     ) -> None:
         self._slot = slot
         self._generation = generation
         self._tasks = frozenset(tasks)
         self._store = store
+        self._open_location = open_location
         self._background = background
         self._clock = clock
+        self._inline_below_bytes = inline_below_bytes
         self._send = send
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
+        self._last_snapshot: dict[TaskId, TaskSnapshot] = {}
+        self._finished: set[TaskId] = set()
+        self.known = KnownElements()
+        self._acknowledged: dict[CheckpointId, list[tuple[ChannelId, Sequence, StoredAt]]] = {}
+        self._storage_bytes_per_ms: float | None = None
         # What sinks prepared for checkpoints that are not known to be complete. Each later checkpoint carries it too:
         # if an earlier one fails, its rows are still committed, and committing them twice changes nothing.
         self._unsettled: dict[TaskId, dict[CheckpointId, Prepared]] = {}
 
     # -- events
 
+    def on_trigger(self, checkpoint: CheckpointId, *, savepoint: str | None) -> None:
+        if checkpoint in self._aborted:
+            return
+        assembly = self._assemblies.setdefault(checkpoint, _Assembly())
+        assembly.is_triggered = True
+        assembly.savepoint = savepoint
+        self._go_on(checkpoint, assembly)
+
     def on_snapshot(self, snapshot: TaskSnapshot) -> None:
         if snapshot.prepared is not None:
             self._unsettled.setdefault(snapshot.task, {})[snapshot.checkpoint] = snapshot.prepared
+        if snapshot.has_ended:
+            self._last_snapshot[snapshot.task] = snapshot
         if snapshot.checkpoint in self._aborted:
             return
         assembly = self._assemblies.setdefault(snapshot.checkpoint, _Assembly())
         assembly.parts[snapshot.task] = _TaskPart(snapshot)
+        self._go_on(snapshot.checkpoint, assembly)
 
     def on_received(self, task: TaskId, checkpoint: CheckpointId, captures: tuple[ReceivedCapture, ...]) -> None:
-        if (assembly := self._assemblies.get(checkpoint)) is not None:
+        if (assembly := self._assemblies.get(checkpoint)) is not None and task in assembly.parts:
             assembly.parts[task].received = captures
-            self._encode_if_complete(checkpoint, assembly)
+            self._go_on(checkpoint, assembly)
 
     def on_held(self, task: TaskId, checkpoint: CheckpointId, captures: list[HeldCapture]) -> None:
         if (assembly := self._assemblies.get(checkpoint)) is not None:
             assembly.parts[task].held = captures
-            self._encode_if_complete(checkpoint, assembly)
+            self._go_on(checkpoint, assembly)
+
+    def on_finished(self, task: TaskId) -> None:
+        """It takes part in no further checkpoint: its last snapshot stands for it from now on."""
+        self._finished.add(task)
+        for checkpoint, assembly in list(self._assemblies.items()):
+            self._go_on(checkpoint, assembly)
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
         if (assembly := self._assemblies.pop(checkpoint, None)) is not None:
             assembly.is_dropped = True
+        self._acknowledged.pop(checkpoint, None)
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint - _REMEMBERED_ABORTS}
         self._aborted.add(checkpoint)
 
-    def on_done(self, checkpoint: CheckpointId) -> None:
+    def on_done(self, done: CheckpointDone) -> None:
         for task, prepared in self._unsettled.items():
-            self._unsettled[task] = {later: p for later, p in prepared.items() if later > checkpoint}
+            self._unsettled[task] = {later: p for later, p in prepared.items() if later > done.checkpoint}
+        own = self._acknowledged.get(done.checkpoint, [])
+        told = [found for stored in done.held for found in referable(stored.channel, stored.elements, done.files)]
+        self.known.replace([*own, *told])
+        self._acknowledged = {later: refs for later, refs in self._acknowledged.items() if later > done.checkpoint}
 
     # -- questions and work
+
+    def storage_bytes_per_ms(self) -> float | None:
+        """How fast storage took the last upload that was large enough to tell."""
+        return self._storage_bytes_per_ms
 
     def waiting_for_outputs(self) -> list[tuple[CheckpointId, TaskId]]:
         return [
@@ -119,17 +201,55 @@ class SlotSnapshots:
 
     # -- inside
 
-    def _encode_if_complete(self, checkpoint: CheckpointId, assembly: _Assembly) -> None:
-        complete = self._tasks == assembly.parts.keys() and all(part.is_complete() for part in assembly.parts.values())
-        if complete and assembly.encoding is None and not assembly.is_uploading:
-            assembly.encoding = _encode(assembly)
+    def _go_on(self, checkpoint: CheckpointId, assembly: _Assembly) -> None:
+        for task in self._finished - assembly.parts.keys():
+            assembly.parts[task] = _TaskPart(self._last_snapshot[task], (), [])
+        if self._tasks != assembly.parts.keys():
+            return
+        if not assembly.has_told_taken:
+            assembly.has_told_taken = True
+            self._send(SnapshotsTaken(self._generation, checkpoint))
+        # Not before the coordinator's own word: it says where to, and on its connection it comes behind the news of
+        # earlier checkpoints, without which this one could refer to what is about to be deleted.
+        is_complete = assembly.is_triggered and all(part.is_complete() for part in assembly.parts.values())
+        if is_complete and assembly.encoding is None and not assembly.is_uploading:
+            assembly.encoding = self._encode(assembly)
+
+    def _encode(self, assembly: _Assembly) -> Iterator[None]:
+        """Each step encodes one section, so that the stream goes on in between."""
+        for task, part in assembly.parts.items():
+            snapshot = part.snapshot
+            assembly.writer.add(SectionKey(task, -1, "task", "progress"), encode_task(snapshot.progress))
+            if snapshot.source_state is not None:
+                assembly.writer.add(SectionKey(task, -1, "source", "reader"), snapshot.source_state)
+            for number, (operator, section) in enumerate(snapshot.sections):
+                # Numbered: an operator may give its state in several sections of one name.
+                name = f"{section.name}{PART_MARK}{number}"
+                key = SectionKey(task, operator, KIND_OF[section.redistribution], name, section.key_groups)
+                assembly.writer.add(key, section.encode())
+                yield
+        captures = CaptureWriter(
+            [capture for task, part in assembly.parts.items() for capture in _captured(task, part)],
+            known=None if assembly.savepoint is not None else self.known,
+            inline_below_bytes=self._inline_below_bytes,
+        )
+        yield from captures.encode()
+        assembly.captures = captures.finish()
+        for capture, stored in assembly.captures.sections:
+            key = SectionKey(capture.task, -1, "channel", section_name(capture.side, capture.channel))
+            assembly.writer.add(key, encode_section(stored))
+            yield
 
     def _upload(self, checkpoint: CheckpointId, assembly: _Assembly) -> None:
         assembly.is_uploading = True
-        path = layout.state_file(layout.CheckpointFolder(checkpoint, self._generation), self._slot)
+        folder = layout.CheckpointFolder(checkpoint, self._generation)
+        savepoint = assembly.savepoint
+        path = layout.state_file(folder, self._slot) if savepoint is None else layout.savepoint_state_file(self._slot)
         started_ms = self._clock.monotonic_ms()
-        sums: list[FileSum] = []
+        uploaded: list[_Uploaded] = []
         to_commit = {task: self._to_commit(task, checkpoint) for task in assembly.parts}
+        captures = assembly.captures
+        assert captures is not None, "encoded before it is uploaded"
 
         def work() -> None:
             if assembly.is_dropped:
@@ -137,9 +257,17 @@ class SlotSnapshots:
             for prepared in to_commit.values():
                 for epoch in prepared:
                     epoch.make_durable()
+            store = self._store if savepoint is None else self._open_location(savepoint)
+            shared = list(captures.reused)
+            if captures.new_pieces:
+                new_file = layout.channel_file(folder, self._slot)
+                new_sum = sum_of(captures.new_pieces)
+                store.put(new_file, captures.new_pieces)
+                shared.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
             pieces = assembly.writer.finish()
-            sums.append(sum_of(pieces))
-            self._store.put(path, pieces)
+            file = sum_of(pieces)
+            store.put(path, pieces)
+            uploaded.append(_Uploaded(path, file, shared, self._clock.monotonic_ms() - started_ms))
 
         def then(error: BaseException | None) -> None:
             if self._assemblies.pop(checkpoint, None) is None:
@@ -147,79 +275,79 @@ class SlotSnapshots:
             if error is not None:
                 self._send(Decline(self._generation, checkpoint, f"{type(error).__name__}: {error}"))
                 return
-            async_ms = self._clock.monotonic_ms() - started_ms
-            self._send(self._acknowledgement(checkpoint, assembly, to_commit, path, sums[0], async_ms))
+            self._note_speed(uploaded[0])
+            self._acknowledge(checkpoint, assembly, to_commit, uploaded[0])
 
         self._background.submit(work, then)
+
+    def _note_speed(self, uploaded: _Uploaded) -> None:
+        if uploaded.file.length_bytes >= _MEASURED_FROM_BYTES and uploaded.async_ms > 0:
+            self._storage_bytes_per_ms = uploaded.file.length_bytes / uploaded.async_ms
 
     def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
         return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]
 
-    def _acknowledgement(
+    def _acknowledge(
         self,
         checkpoint: CheckpointId,
         assembly: _Assembly,
         to_commit: dict[TaskId, list[Prepared]],
-        path: str,
-        file: FileSum,
-        async_ms: float,
-    ) -> Acknowledge:
-        parts: list[TaskPart] = []
+        uploaded: _Uploaded,
+    ) -> None:
+        captures = assembly.captures
+        assert captures is not None
+        held_elements: list[StoredChannel] = []
+        references: list[tuple[ChannelId, Sequence, StoredAt]] = []
+        for capture, section in captures.sections:
+            references += referable(capture.channel, section.elements, uploaded.shared)
+            if capture.side == HELD and uploaded.shared:
+                held_elements.append(StoredChannel(capture.channel, section.elements))
+        self._acknowledged[checkpoint] = references
         received: list[ChannelCapture] = []
         held: list[ChannelCapture] = []
-        for task, part in assembly.parts.items():
-            snapshot = part.snapshot
-            parts.append(
-                TaskPart(
-                    task=task,
-                    kind=snapshot.kind.value,
-                    start_delay_ms=snapshot.start_delay_ms,
-                    alignment_ms=snapshot.alignment_ms,
-                    sync_ms=snapshot.sync_ms,
-                    async_ms=async_ms,
-                    state_bytes=snapshot.state_bytes,
-                    inflight_bytes=assembly.inflight_bytes.get(task, 0),
-                    committables=[committable for p in to_commit[task] for committable in p.committables],
-                )
-            )
-            for capture in part.received or ():
-                r = capture.range
-                received.append(ChannelCapture(r.channel, r.held_from, r.before, first=r.first, row=r.row))
+        for part in assembly.parts.values():
+            ranges = [capture.range for capture in part.received or ()]
+            received += [ChannelCapture(r.channel, r.held_from, r.before, first=r.first, row=r.row) for r in ranges]
             held += [ChannelCapture(k.channel, k.cut.held_from, k.cut.before) for k in part.held or ()]
-        return Acknowledge(
-            generation=self._generation,
-            checkpoint=checkpoint,
-            path=path,
-            length=file.length_bytes,
-            crc32=file.crc32,
-            parts=parts,
-            received=received,
-            held=held,
+        self._send(
+            Acknowledge(
+                generation=self._generation,
+                checkpoint=checkpoint,
+                path=uploaded.path,
+                length=uploaded.file.length_bytes,
+                crc32=uploaded.file.crc32,
+                parts=[
+                    _task_part(part.snapshot, captures, to_commit[task], uploaded.async_ms)
+                    for task, part in assembly.parts.items()
+                ],
+                received=received,
+                held=held,
+                shared=uploaded.shared,
+                held_elements=held_elements,
+            )
         )
 
 
-PART_MARK = "#"
-_DONE = object()
-# A late snapshot of an aborted checkpoint is recognised as long as its id is within this many of the newest abort.
-_REMEMBERED_ABORTS = 1000
+def _task_part(
+    snapshot: TaskSnapshot, captures: EncodedCaptures, to_commit: list[Prepared], async_ms: float
+) -> TaskPart:
+    return TaskPart(
+        task=snapshot.task,
+        kind=snapshot.kind.value,
+        start_delay_ms=snapshot.start_delay_ms,
+        alignment_ms=snapshot.alignment_ms,
+        sync_ms=snapshot.sync_ms,
+        async_ms=async_ms,
+        state_bytes=snapshot.state_bytes,
+        inflight_bytes=captures.full_bytes.get(snapshot.task, 0),
+        new_inflight_bytes=captures.new_bytes.get(snapshot.task, 0),
+        committables=[committable for prepared in to_commit for committable in prepared.committables],
+    )
 
 
-def _encode(assembly: _Assembly) -> Iterator[None]:
-    """Each step encodes one section, so that the stream goes on in between."""
-    for task, part in assembly.parts.items():
-        snapshot = part.snapshot
-        if snapshot.source_state is not None:
-            assembly.writer.add(SectionKey(task, -1, "source", "reader"), snapshot.source_state)
-        for number, (operator, section) in enumerate(snapshot.sections):
-            # Numbered: an operator may give its state in several sections of one name.
-            name = f"{section.name}{PART_MARK}{number}"
-            key = SectionKey(task, operator, "state", name, section.key_groups)
-            assembly.writer.add(key, section.encode())
-            yield
-        captured = [(RECEIVED, c.range.channel, list(c.elements)) for c in part.received or ()]
-        captured += [(HELD, c.channel, [(s.sequence, s.element) for s in c.elements]) for c in part.held or ()]
-        for side, channel, elements in captured:
-            data = encode_elements(elements)
-            assembly.inflight_bytes[task] = assembly.inflight_bytes.get(task, 0) + len(data)
-            assembly.writer.add(SectionKey(task, -1, "channel", section_name(side, channel)), data)
-            yield
+def _captured(task: TaskId, part: _TaskPart) -> Iterator[CapturedChannel]:
+    for received in part.received or ():
+        yield CapturedChannel(task, RECEIVED, received.range.channel, received.elements)
+    for held in part.held or ():
+        elements = tuple(CapturedElement(sealed.sequence, sealed.element) for sealed in held.elements)
+        yield CapturedChannel(task, HELD, held.channel, elements)

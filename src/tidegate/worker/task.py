@@ -3,21 +3,35 @@
 A step processes one slice. A snapshot falls between two steps, never inside one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import EndOfSource, NothingNow, Prepared, Rows, SinkWriter, SourceReader
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Prepared, Rows, SinkWriter, SourceReader
 from tidegate.model.clock import Clock
-from tidegate.model.ids import CheckpointId, TaskId
-from tidegate.operators.contract import Emit, Operator
+from tidegate.model.ids import CheckpointId, EdgeId, TaskId
+from tidegate.operators.contract import NO_FLOORS, Emit, Operator, TwoInputOperator
+from tidegate.plan.physical import SECOND_INPUT
+from tidegate.protocol.admission import SourceAdmission
 from tidegate.protocol.barriers import TakeSnapshot
+from tidegate.protocol.finished import TaskEnd
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.watermarks import (
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    Advance,
+    BecomeActive,
+    BecomeIdle,
+    KeyGroupFloors,
+)
 from tidegate.state.contract import Section
-from tidegate.worker.gate import ClosedCapture, Gate
-from tidegate.worker.output import HashOutput
+from tidegate.worker.event_time import ChainTime
+from tidegate.worker.gate import ClosedCapture, Gate, GateResult
+from tidegate.worker.output import TaskOutput
 from tidegate.worker.slices import SliceSizer
+from tidegate.worker.stored_task import StoredTask, stored_task
 
 # How long a step may take: a barrier waits for one step at the most.
 SLICE_TARGET_MS = 10.0
@@ -35,8 +49,10 @@ class TaskSnapshot:
     sync_ms: float
     sections: list[tuple[int, Section]]
     source_state: bytes | None
+    progress: StoredTask
     prepared: Prepared | None
     state_bytes: int
+    has_ended: bool = False
 
 
 @dataclass(slots=True)
@@ -47,32 +63,66 @@ class TaskCounters:
     backpressured_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TaskListener:
+    """Whom a task tells: of a snapshot once its synchronous part is done, of its input's capture, of its own end."""
+
+    on_snapshot: Callable[[TaskSnapshot], None]
+    on_closed: Callable[[TaskId, ClosedCapture], None]
+    on_finished: Callable[[TaskId], None]
+
+
 @dataclass(slots=True)
 class Task:
-    """`on_snapshot` hears of a snapshot as soon as its synchronous part is done, `on_closed` of its input's capture."""
+    """`inputs`: which input of the first operator each edge feeds. `admission` is a source's leave to pull."""
 
     id: TaskId
     source: SourceReader | None
     gate: Gate | None
+    inputs: Mapping[EdgeId, int]
     operators: Sequence[Operator]
-    output: HashOutput | None
+    output: TaskOutput | None
     sink: SinkWriter | None
     clock: Clock
-    switch_after_ms: float | None
-    on_snapshot: Callable[[TaskSnapshot], None]
-    on_closed: Callable[[TaskId, ClosedCapture], None]
+    listener: TaskListener
+    admission: SourceAdmission | None = None
+    restored: StoredTask = field(default_factory=StoredTask)
+    floors: KeyGroupFloors = NO_FLOORS
+    watermark_interval_ms: float = 0.0
+    idle_after_ms: float | None = None
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
+    _end: TaskEnd = field(default_factory=TaskEnd)
     _sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
+    _timer_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     _output_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _source_retry_at_ms: float = 0.0
     _source_has_ended: bool = False
+    _source_idle_since_ms: float | None = None
+    _is_source_idle: bool = False
+    _suspended_by: CheckpointId | None = None
     _waiting_since_ms: float | None = None
     _first_barrier_ms: dict[CheckpointId, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._emits = self._chain()
+        self._time = ChainTime(
+            self.operators,
+            self._emits,
+            input_ms=self.restored.input_watermark_ms,
+            told_ms=self.restored.output_watermark_ms,
+            interval_ms=self.watermark_interval_ms,
+        )
+        if self.output is not None and self._time.told_ms > MIN_WATERMARK_MS:
+            # Channels that are new since the checkpoint know nothing yet; the others have heard it and ignore it.
+            for channel in self.output.channels:
+                channel.watermark(self._time.told_ms)
+
+    _time: ChainTime = field(init=False, repr=False)
+    _first: Emit = field(init=False, repr=False)
+    _second: Emit = field(init=False, repr=False)
+    _is_ending: bool = False
 
     # -- steps
 
@@ -81,6 +131,12 @@ class Task:
         now_ms = self.clock.monotonic_ms()
         if self.has_ended or not self._has_room(now_ms):
             return False
+        if self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
+            self._advance_time(now_ms)
+            return True
+        if self._is_ending:
+            self._end_output()
+            return True
         moved = self._step_source(now_ms) if self.source is not None else self._step_gate(now_ms)
         if not moved:
             for operator, emit in zip(self.operators, self._emits, strict=True):
@@ -100,15 +156,22 @@ class Task:
             deadlines.append(switch_ms)
         if self.source is not None and not self._source_has_ended and self._source_retry_at_ms:
             deadlines.append(self._source_retry_at_ms)
+        if not self.has_ended:
+            if (telling_ms := self._time.next_telling_ms()) is not None:
+                deadlines.append(telling_ms)
+            if (timer_ms := self._time.next_timer_ms()) is not None:
+                deadlines.append(self.clock.monotonic_ms() + timer_ms - self.clock.wall_ms())
         return min(deadlines, default=None)
 
-    def on_time(self, now_ms: float) -> None:
+    def on_time(self, now_ms: float, *, storage_bytes_per_ms: float | None) -> None:
         if self.gate is not None:
-            self.perform(self.gate.on_time(now_ms))
+            self.perform(self.gate.on_time(now_ms, storage_bytes_per_ms=storage_bytes_per_ms))
         if self.output is not None:
             for channel in self.output.channels:
                 channel.seal_if_due(now_ms)
                 channel.on_time(now_ms)
+        if self.has_ended and (self.output is None or not self.output.in_flight_bytes()):
+            self._finish_if(bool(self._end.on_outputs_consumed()))
 
     def add_splits(self, splits: Sequence[bytes], *, is_last: bool) -> None:
         assert self.source is not None
@@ -119,30 +182,67 @@ class Task:
 
     # -- checkpoints
 
-    def trigger(self, checkpoint: CheckpointId) -> None:
-        """For a source: the checkpoint starts here."""
-        self._take(TakeSnapshot(checkpoint, self._source_kind(), age_ms=0.0))
-        self.on_closed(self.id, ClosedCapture(checkpoint, ()))
+    @property
+    def is_finished(self) -> bool:
+        return self._end.is_finished
 
-    def perform(self, results: "list[TakeSnapshot | ClosedCapture]") -> None:
+    def trigger(self, checkpoint: CheckpointId, *, switch_after_ms: float | None, suspends: bool) -> None:
+        """The coordinator's word. For a source the checkpoint starts here, others hear of it by their barriers."""
+        now_ms = self.clock.monotonic_ms()
+        if self.is_finished:
+            return
+        if self.source is None:
+            assert self.gate is not None
+            self.perform(self.gate.on_triggered(checkpoint, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=now_ms))
+            return
+        if suspends:
+            self._suspended_by = checkpoint
+        if self.admission is not None:
+            self.admission.on_triggered(checkpoint, now_ms)
+        kind = CheckpointKind.UNALIGNED if switch_after_ms == 0 else CheckpointKind.ALIGNED
+        self._take(TakeSnapshot(checkpoint, kind, age_ms=0.0, switch_after_ms=switch_after_ms))
+        self.listener.on_closed(self.id, ClosedCapture(checkpoint, ()))
+
+    def perform(self, results: list[GateResult]) -> None:
         """What the gate asks for."""
         for result in results:
             match result:
                 case TakeSnapshot():
-                    self._take(result)
+                    if not self.is_finished:
+                        self._take(result)
                 case ClosedCapture():
-                    self.on_closed(self.id, result)
+                    self.listener.on_closed(self.id, result)
 
     def note_barrier(self, checkpoint: CheckpointId, now_ms: float) -> None:
         self._first_barrier_ms.setdefault(checkpoint, now_ms)
 
+    def on_barrier_everywhere(self, checkpoint: CheckpointId) -> None:
+        if self.admission is not None:
+            self.admission.on_reached_all(checkpoint)
+
+    def on_done(self, checkpoint: CheckpointId) -> None:
+        if self.admission is not None:
+            self.admission.on_settled(checkpoint)
+        self._finish_if(bool(self._end.on_completed(checkpoint)))
+
     def on_abort(self, checkpoint: CheckpointId) -> None:
         self._first_barrier_ms.pop(checkpoint, None)
+        if self._suspended_by == checkpoint:
+            self._suspended_by = None
+        if self.admission is not None:
+            self.admission.on_settled(checkpoint)
         if self.gate is not None:
             self.gate.on_abort(checkpoint)
         if self.output is not None:
             for channel in self.output.channels:
                 channel.on_abort(checkpoint)
+
+    def paused_ms(self) -> float:
+        return 0.0 if self.admission is None else self.admission.paused_ms(self.clock.monotonic_ms())
+
+    def watermark_ms(self) -> int | None:
+        """How far event time has come behind this task, once it has begun."""
+        return self._time.told_ms if self._time.told_ms > MIN_WATERMARK_MS else None
 
     def close(self) -> None:
         for operator in self.operators:
@@ -166,31 +266,50 @@ class Task:
 
     def _step_source(self, now_ms: float) -> bool:
         assert self.source is not None
-        if now_ms < self._source_retry_at_ms:
+        if now_ms < self._source_retry_at_ms or self._suspended_by is not None:
+            return False
+        if self.admission is not None and not self.admission.may_pull(now_ms):
             return False
         match self.source.poll(self._slice_rows()):
-            case Rows(rows):
+            case Rows(rows, watermark_ms):
                 self._source_retry_at_ms = 0.0
-                self._process(rows, now_ms)
+                self._source_idle_since_ms, self._is_source_idle = None, False
+                self._process(self._first, rows, now_ms)
+                if watermark_ms is not None:
+                    self._time.on_input(watermark_ms)
                 return True
             case NothingNow(retry_after_ms):
                 self._source_retry_at_ms = now_ms + max(1.0, retry_after_ms)
+                self._become_idle_if_due(now_ms)
                 return False
             case EndOfSource():
                 self._source_has_ended = True
-                self._end()
+                self._end_input()
+                return True
+            case EndOfData():
+                self._source_has_ended = True
+                self._time.on_input(MAX_WATERMARK_MS)
+                self._end_input()
                 return True
 
     def _step_gate(self, now_ms: float) -> bool:
         assert self.gate is not None
-        self.perform(self.gate.skip_markers(now_ms))
+        results = self.gate.skip_markers(now_ms)
+        # Before the snapshot that a mark may have set off, which holds how far event time has come.
+        has_moved = self._take_watermarks(self.gate)
+        self.perform(results)
+        if has_moved or results:
+            return True
         piece = self.gate.next_slice(self._slice_rows())
         if piece is not None:
-            self._process(piece.rows, now_ms)
-            self.perform(self.gate.consumed(piece, self.clock.monotonic_ms()))
+            is_second = self.inputs.get(piece.channel.edge) == SECOND_INPUT
+            self._process(self._second if is_second else self._first, piece.rows, now_ms)
+            self._take_watermarks(self.gate)
+            done_ms = self.clock.monotonic_ms()
+            self.perform(self.gate.consumed(piece, done_ms, elapsed_ms=done_ms - now_ms))
             return True
         if self.gate.has_ended() and self.gate.is_empty():
-            self._end()
+            self._end_input()
             return True
         return False
 
@@ -200,10 +319,11 @@ class Task:
             return self._sizer.rows
         return max(1, min(self._sizer.rows, int(self.output.window_bytes() / self._output_bytes_per_row)))
 
-    def _process(self, rows: pa.RecordBatch, started_ms: float) -> None:
+    def _process(self, feed: Emit, rows: pa.RecordBatch, started_ms: float) -> None:
         self.counters.rows_in += rows.num_rows
         before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
-        self._first(rows)
+        feed(rows)
+        self._time.on_rows()
         if self.output is not None and rows.num_rows:
             measured = (self.output.in_flight_bytes() - before_bytes) / rows.num_rows
             self._output_bytes_per_row = max(measured, (self._output_bytes_per_row + measured) / 2)
@@ -211,13 +331,73 @@ class Task:
         self.counters.busy_ms += elapsed_ms
         self._sizer.observe(rows=rows.num_rows, elapsed_ms=elapsed_ms)
 
-    def _end(self) -> None:
+    def _advance_time(self, now_ms: float) -> None:
+        """One slice of due timers, or the word downstream once none is left."""
+        timers = self._timer_sizer.rows
+        watermark_ms = self._time.advance(timers, now_ms)
+        elapsed_ms = self.clock.monotonic_ms() - now_ms
+        self.counters.busy_ms += elapsed_ms
+        if self._time.has_more:
+            self._timer_sizer.observe(rows=timers, elapsed_ms=elapsed_ms)
+        if watermark_ms is not None and self.output is not None:
+            for channel in self.output.channels:
+                channel.watermark(watermark_ms)
+
+    def _take_watermarks(self, gate: Gate) -> bool:
+        """Whether event time moved, so that timers come before rows."""
+        if not gate.watermark_actions:
+            return False
+        actions, gate.watermark_actions = gate.watermark_actions, []
+        has_moved = False
+        for action in actions:
+            match action:
+                case Advance(event_time_ms):
+                    self._time.on_input(event_time_ms)
+                    has_moved = True
+                case BecomeIdle():
+                    self._tell_idle()
+                case BecomeActive():
+                    self._tell_active()
+        return has_moved
+
+    def _become_idle_if_due(self, now_ms: float) -> None:
+        """A source that has nothing for long does not hold back event time."""
+        if self._source_idle_since_ms is None:
+            self._source_idle_since_ms = now_ms
+        waited_ms = now_ms - self._source_idle_since_ms
+        if self.idle_after_ms is not None and not self._is_source_idle and waited_ms >= self.idle_after_ms:
+            self._is_source_idle = True
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        for channel in () if self.output is None else self.output.channels:
+            channel.idle()
+
+    def _tell_active(self) -> None:
+        # A watermark makes the channel count again, before rows do.
+        for channel in () if self.output is None else self.output.channels:
+            channel.watermark(self._time.told_ms)
+
+    def _end_input(self) -> None:
+        """Operators give what they hold back; then come the last timers, then the end marks."""
         for operator, emit in zip(self.operators, self._emits, strict=True):
             operator.end_of_input(emit)
+        self._time.on_rows()
+        self._is_ending = True
+
+    def _end_output(self) -> None:
         if self.output is not None:
             for channel in self.output.channels:
                 channel.end()
         self.has_ended = True
+        self._end.on_end()
+
+    def _finish_if(self, is_finished: bool) -> None:
+        if not is_finished:
+            return
+        for channel in () if self.output is None else self.output.channels:
+            channel.finish()
+        self.listener.on_finished(self.id)
 
     def _take(self, take: TakeSnapshot) -> None:
         """Flush, forward the barrier ahead of all that follows, freeze the state: in this order, at once."""
@@ -227,14 +407,23 @@ class Task:
         self._first_barrier_ms = {id: ms for id, ms in self._first_barrier_ms.items() if id > take.checkpoint}
         for operator, emit in zip(self.operators, self._emits, strict=True):
             operator.before_barrier(emit)
+        self._time.on_rows()
         if self.output is not None:
-            switch_at_ms = None if self.switch_after_ms is None else started_ms - take.age_ms + self.switch_after_ms
+            after_ms = take.switch_after_ms
+            switch_at_ms = None if after_ms is None else started_ms - take.age_ms + after_ms
             for channel in self.output.channels:
-                channel.barrier(take.checkpoint, take.kind, age_ms=take.age_ms, switch_at_ms=switch_at_ms)
+                channel.barrier(
+                    take.checkpoint,
+                    take.kind,
+                    age_ms=take.age_ms,
+                    switch_after_ms=after_ms,
+                    switch_at_ms=switch_at_ms,
+                )
         sections = [(i, section) for i, operator in enumerate(self.operators) for section in operator.snapshot()]
         source_state = None if self.source is None else self.source.snapshot()
         prepared = None if self.sink is None else self.sink.prepare(take.checkpoint)
-        self.on_snapshot(
+        self._end.on_snapshot(take.checkpoint)
+        self.listener.on_snapshot(
             TaskSnapshot(
                 task=self.id,
                 checkpoint=take.checkpoint,
@@ -244,13 +433,20 @@ class Task:
                 sync_ms=self.clock.monotonic_ms() - started_ms,
                 sections=sections,
                 source_state=source_state,
+                progress=self._progress(),
                 prepared=prepared,
                 state_bytes=sum(operator.state_bytes() for operator in self.operators),
+                has_ended=self.has_ended,
             )
         )
 
-    def _source_kind(self) -> CheckpointKind:
-        return CheckpointKind.UNALIGNED if self.switch_after_ms == 0 else CheckpointKind.ALIGNED
+    def _progress(self) -> StoredTask:
+        return stored_task(
+            input_watermark_ms=self._time.input_ms,
+            output_watermark_ms=self._time.told_ms,
+            channels={} if self.gate is None else self.gate.channel_watermarks(),
+            floors=self.floors.above(self._time.input_ms),
+        )
 
     def _chain(self) -> list[Emit]:
         """For each operator the emit that feeds the next one; the last feeds the output or the sink."""
@@ -260,9 +456,11 @@ class Task:
             emits.insert(0, emit)
             emit = _feeding(operator, emit)
         self._first = emit
+        self._second = self._first
+        if self.inputs and SECOND_INPUT in self.inputs.values():
+            head = cast(TwoInputOperator, self.operators[0])
+            self._second = _feeding_right(head, emits[0])
         return emits
-
-    _first: Emit = field(init=False, repr=False)
 
     def _leave(self, rows: pa.RecordBatch) -> None:
         self.counters.rows_out += rows.num_rows
@@ -276,5 +474,12 @@ class Task:
 def _feeding(operator: Operator, emit: Emit) -> Emit:
     def feed(rows: pa.RecordBatch) -> None:
         operator.process(rows, emit)
+
+    return feed
+
+
+def _feeding_right(operator: TwoInputOperator, emit: Emit) -> Emit:
+    def feed(rows: pa.RecordBatch) -> None:
+        operator.process_right(rows, emit)
 
     return feed

@@ -1,4 +1,4 @@
-"""A whole job in one thread under a seeded scheduler: production worker, protocol, log and manifests in a false world.
+"""Whole jobs in one thread under a seeded scheduler: production worker, coordinator and storage in a false world.
 
 `run_seed(seed)` plays one; `python -m tidegate.testing.simulation --seeds 200` plays many and prints what failed.
 """

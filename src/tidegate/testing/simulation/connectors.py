@@ -1,4 +1,4 @@
-"""A source and a sink for the simulation. Both keep the promises of their contracts and nothing more."""
+"""Sources and a sink for the simulation. They keep the promises of their contracts and nothing more."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,25 +8,35 @@ from random import Random
 import msgspec
 import pyarrow as pa
 
-from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Prepared, Rows
+from tidegate.connectors.contract import Assignment, EndOfData, EndOfSource, NothingNow, Polled, Prepared, Rows
 from tidegate.model.errors import Damaged, DidNotHappen, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.protocol.commit import CommitPermit
 from tidegate.testing.simulation.world import World
 
-ROWS_SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+# Key, split, position in the split, event time: every row of a source is another one.
+ROWS_SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.int64()), ("v", pa.int64()), ("t", pa.int64())])
+Row = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SimSource:
-    """Split s belongs to reader s modulo parallelism; its keys follow from the seed."""
+    """Its rows follow from the seed. `available` splits are there in this run; a later run may find more.
+
+    Event time rises with the position, a little out of order. With `late_every`, each so-manieth row is older than
+    the watermark in front of it: late by a fixed schedule if one split is all there is.
+    """
 
     seed: int
+    name: str
     splits: int
     rows_per_split: int
     keys: int
     skew: float
     most_rows_per_poll: int
+    available: int
+    splits_per_look: int = 100
+    late_every: int | None = None
 
     def enumerator(self, *, parallelism: int, available_now: bool) -> "SimEnumerator":
         return SimEnumerator(self, parallelism)
@@ -34,17 +44,44 @@ class SimSource:
     def reader(self, *, subtask: int, parallelism: int) -> "SimReader":
         return SimReader(self)
 
-    def keys_of(self, split: int) -> list[int]:
-        return _keys(self, split)
+    def redistribute(self, states: Sequence[bytes], *, parallelism: int) -> list[bytes]:
+        positions: dict[int, int] = {}
+        for state in states:
+            positions.update(msgspec.msgpack.decode(state, type=dict[int, int]))
+        return [
+            msgspec.msgpack.encode({split: at for split, at in positions.items() if split % parallelism == subtask})
+            for subtask in range(parallelism)
+        ]
 
-    def all_keys(self) -> list[int]:
-        return [key for split in range(self.splits) for key in self.keys_of(split)]
+    def rows_of(self, split: int) -> list[Row]:
+        return _rows(self, split)
+
+    def all_rows(self) -> list[Row]:
+        return [row for split in range(self.splits) for row in self.rows_of(split)]
+
+    def is_late(self, row: Row) -> bool:
+        return self.late_every is not None and row[2] > 0 and row[2] % self.late_every == 0
 
 
-@lru_cache(maxsize=64)
-def _keys(source: SimSource, split: int) -> list[int]:
-    random = Random(f"{source.seed}:{split}")
-    return [int(source.keys * random.random() ** source.skew) for _ in range(source.rows_per_split)]
+@lru_cache(maxsize=256)
+def _rows(source: SimSource, split: int) -> list[Row]:
+    random = Random(f"{source.seed}:{source.name}:{split}")
+    rows: list[Row] = []
+    for position in range(source.rows_per_split):
+        key = int(source.keys * random.random() ** source.skew)
+        time_ms = event_time_ms(position) + random.randrange(STEP_MS)
+        if source.late_every is not None and position > 0 and position % source.late_every == 0:
+            time_ms = event_time_ms(position) - 6 * STEP_MS - random.randrange(STEP_MS)
+        rows.append((key, split, position, max(0, time_ms)))
+    return rows
+
+
+STEP_MS = 10
+
+
+def event_time_ms(position: int) -> int:
+    """No row of that position or a later one is older, but for those that are meant to be late."""
+    return position * STEP_MS
 
 
 @dataclass(slots=True)
@@ -60,19 +97,23 @@ class SimEnumerator:
             self._assigned.update(msgspec.msgpack.decode(state, type=dict[int, int]))
 
     def discover(self) -> list[Assignment]:
-        found = [split for split in range(self.source.splits) if split not in self._assigned][: self.parallelism]
+        found = [split for split in range(self.source.available) if split not in self._assigned]
+        found = found[: self.source.splits_per_look]
         self._assigned.update(found)
         return [Assignment(split % self.parallelism, msgspec.msgpack.encode(split)) for split in found]
 
     def is_complete(self) -> bool:
-        return len(self._assigned) == self.source.splits
+        return len(self._assigned) >= self.source.available
 
 
 @dataclass(slots=True)
 class SimReader:
+    """Event time: the oldest row that may still come, of the splits it has and of those it may be given."""
+
     source: SimSource
     _positions: dict[int, int] = field(default_factory=dict)
     _has_all: bool = False
+    _turn: int = 0
 
     def restore(self, state: bytes) -> None:
         self._positions = msgspec.msgpack.decode(state, type=dict[int, int])
@@ -84,19 +125,35 @@ class SimReader:
         self._has_all = True
 
     def poll(self, max_rows: int) -> Polled:
-        for split, position in self._positions.items():
-            keys = self.source.keys_of(split)[position : position + min(max_rows, self.source.most_rows_per_poll)]
-            if keys:
-                self._positions[split] = position + len(keys)
-                values = range(position, position + len(keys))
-                return Rows(pa.record_batch([pa.array(keys, pa.int64()), pa.array(values, pa.int64())], ROWS_SCHEMA))
-        return EndOfSource() if self._has_all else NothingNow(3.0)
+        unread = [split for split, at in self._positions.items() if at < self.source.rows_per_split]
+        if not unread:
+            if not self._has_all:
+                return NothingNow(3.0)
+            return EndOfData() if self.source.available >= self.source.splits else EndOfSource()
+        self._turn += 1
+        split = unread[self._turn % len(unread)]
+        at = self._positions[split]
+        count = min(max_rows, self.source.most_rows_per_poll)
+        if self.source.late_every is not None:
+            # A late row comes first in its batch, so that the watermark in front of it is told before it.
+            count = min(count, self.source.late_every - at % self.source.late_every)
+        rows = self.source.rows_of(split)[at : at + count]
+        self._positions[split] = at + len(rows)
+        columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
+        return Rows(pa.record_batch(columns, ROWS_SCHEMA), self._watermark_ms())
 
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(self._positions)
 
     def close(self) -> None:
         return
+
+    def _watermark_ms(self) -> int | None:
+        """Splits that come later, in this run or another one, begin at the beginning of event time."""
+        if not self._has_all or self.source.available < self.source.splits:
+            return None
+        positions = [at for at in self._positions.values() if at < self.source.rows_per_split]
+        return event_time_ms(min(positions)) - 1 if positions else None
 
 
 class _Committable(msgspec.Struct, frozen=True):
@@ -114,7 +171,7 @@ class SimSink:
         return
 
     def writer(self, *, task: TaskId, generation: Generation) -> "SimWriter":
-        return SimWriter(self.world, f"g{generation}:{task}")
+        return SimWriter(self.world, f"g{generation}:{task}:{self.world.random.randrange(1 << 30)}")
 
     def committer(self) -> "SimCommitter":
         return SimCommitter(self.world)

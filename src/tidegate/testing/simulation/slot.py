@@ -1,32 +1,32 @@
-"""A slot of a simulated job: the production `SlotTasks`, called in an order that only the scheduler decides."""
+"""A slot's process in the simulation: production tasks and session, called in the order that the scheduler chooses."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from tidegate.coordinator.durable import GenerationBasis
 from tidegate.model.clock import Clock
 from tidegate.model.ids import Generation, SlotIndex
 from tidegate.network.frames import DataFrame
 from tidegate.network.messages import (
-    AbortCheckpoint,
-    AssignSplits,
-    CheckpointDone,
+    Deploy,
+    Failed,
     FromSlot,
+    Ready,
     ToSlot,
-    TriggerCheckpoint,
+    decode_from_slot,
     decode_peer,
     decode_to_slot,
     encode,
 )
 from tidegate.operators.contract import UserCode
 from tidegate.storage.store import Store
-from tidegate.testing.simulation.world import LaneLink, SimBackground
+from tidegate.testing.simulation.lanes import LaneLink
+from tidegate.testing.simulation.world import SimBackground, SimulationFailed
 from tidegate.worker.gate import Arrived
 from tidegate.worker.links import LocalLink
 from tidegate.worker.output import Link
-from tidegate.worker.restoring import NOTHING_TO_RESTORE, restore_slot
+from tidegate.worker.session import SlotSession, restore_for
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slices import SliceSizer
 from tidegate.worker.slot_tasks import SlotTasks
@@ -57,61 +57,70 @@ class RandomSlices(SliceSizer):
         return self._random.randint(1, self._most_rows)
 
 
+Lanes = Mapping[SlotIndex, LaneLink]
+
+
 class SimSlot:
+    """`connect` gives the lanes to and from the other slots of a generation."""
+
     def __init__(
         self,
         index: SlotIndex,
         *,
         settings: SlotSettings,
         store: Store,
+        open_location: Callable[[str], Store],
         clock: Clock,
         user_code: UserCode,
         slices: RandomSlices,
+        connect: Callable[[SlotIndex, Generation], tuple[Lanes, Lanes]],
     ) -> None:
         self.index = index
+        self.is_alive = True
         self.background = SimBackground()
-        self.inbox: deque[bytes] = deque()
-        self.outbox: deque[FromSlot] = deque()
+        self._inbox: deque[bytes] = deque()
+        self._outbox: deque[bytes] = deque()
         self._settings = settings
         self._store = store
+        self._open_location = open_location
         self._clock = clock
         self._user_code = user_code
         self._slices = slices
-        self._generation = Generation(0)
+        self._connect = connect
+        self._session = SlotSession(begin=self._begin, on_error=self._raise)
         self._local: LocalLink | None = None
-        self._incoming: Mapping[SlotIndex, LaneLink] = {}
+        self._incoming: Lanes = {}
         self.tasks: SlotTasks | None = None
 
-    def deploy(
-        self, basis: GenerationBasis, *, outgoing: Mapping[SlotIndex, LaneLink], incoming: Mapping[SlotIndex, LaneLink]
-    ) -> None:
-        """Lanes to and from every slot; without one to itself the slot uses the production link."""
-        if self.tasks is not None:
-            self.tasks.close()
-        self._generation = basis.generation
-        self._incoming = incoming
-        path = basis.restore_manifest
-        plan = self._settings.plan
-        links: dict[SlotIndex, Link] = dict(outgoing)
-        if self.index not in links:
-            self._local = links[self.index] = LocalLink(self._deliver)
-        self.tasks = SlotTasks(
-            settings=self._settings,
-            slot=self.index,
-            generation=basis.generation,
-            restore=NOTHING_TO_RESTORE if path is None else restore_slot(self._store, path, plan, self.index),
-            links=links,
-            store=self._store,
-            background=self.background,
-            clock=self._clock,
-            user_code=self._user_code,
-            send=self.outbox.append,
-        )
-        for task in self.tasks.tasks:
-            task._sizer = self._slices
+    # -- its connection to the coordinator
 
     def tell(self, message: ToSlot) -> None:
-        self.inbox.append(encode(message))
+        self._inbox.append(encode(message))
+
+    def hear(self) -> FromSlot | None:
+        return decode_from_slot(self._outbox.popleft()) if self._outbox else None
+
+    def has_said_all(self) -> bool:
+        return not self._outbox
+
+    # -- its end
+
+    def kill(self) -> None:
+        """Without a word: what it had not sent is gone; what it had begun to write may still get through."""
+        self.is_alive = False
+        self._inbox.clear()
+        self.tasks = None
+
+    def fail_in_user_code(self) -> bool:
+        """As if a user's function had raised; the process stays."""
+        if self.tasks is None:
+            return False
+        generation = self._session.generation
+        self._send(Failed(generation, is_user_code=True, is_final=False, message=INJECTED, traceback=""))
+        self._tear_down()
+        return True
+
+    # -- actions
 
     def actions(self, peers: list[SlotIndex]) -> list[Action]:
         """Everything this slot can do next."""
@@ -121,96 +130,147 @@ class SimSlot:
             for position, vertex in enumerate(vertices)
         ]
         lanes = [lane for peer in peers for lane in (self._data_from(peer), self._control_from(peer))]
-        work = [self.background.work_once, self.background.note_once]
-        others = [*lanes, *work, self._read_inbox, self._send, self._encode]
+        work = [self._work, self._note]
+        others = [*lanes, *work, self._read_inbox, self._send_elements, self._encode]
         rare = [self._on_time, self._report]
         return steps + [Action(a, EVEN_PACES) for a in others] + [Action(a, RARE_PACES) for a in rare]
 
-    # -- actions
+    def _work(self) -> bool:
+        return self.is_alive and self.background.work_once()
+
+    def _note(self) -> bool:
+        return self.is_alive and self.background.note_once()
 
     def _step_of(self, position: int) -> Callable[[], bool]:
         def step() -> bool:
-            moved = self._running().tasks[position].step()
-            self._after_step()
+            tasks = self._running()
+            if tasks is None or position >= len(tasks.tasks):
+                return False
+            moved = tasks.tasks[position].step()
+            self._after_step(tasks)
             return moved
 
         return step
 
     def _data_from(self, peer: SlotIndex) -> Callable[[], bool]:
         def receive() -> bool:
-            link = self._incoming.get(peer)
-            if link is None or not link.data:
+            link, tasks = self._incoming.get(peer), self._running()
+            if link is None or tasks is None:
                 return False
-            match link.data.popleft():
-                case DataFrame() as frame:
-                    self._running().on_frame(frame)
-                case (channel, arrived):
-                    self._running().on_element(channel, arrived)
-            self._after_step()
+            elements = link.receive()
+            if elements is None:
+                return False
+            for element in elements:
+                match element:
+                    case DataFrame() as frame:
+                        tasks.on_frame(frame)
+                    case (channel, arrived):
+                        tasks.on_element(channel, arrived)
+            self._after_step(tasks)
             return True
 
         return receive
 
     def _control_from(self, peer: SlotIndex) -> Callable[[], bool]:
         def receive() -> bool:
-            link = self._incoming.get(peer)
-            if link is None or not link.control:
+            link, tasks = self._incoming.get(peer), self._running()
+            if link is None or tasks is None or not link.control:
                 return False
-            self._running().on_peer_message(decode_peer(link.control.popleft()))
-            self._after_step()
+            tasks.on_peer_message(decode_peer(link.control.popleft()))
+            self._after_step(tasks)
             return True
 
         return receive
 
     def _read_inbox(self) -> bool:
-        if not self.inbox:
+        if not self._inbox or not self.is_alive:
             return False
-        tasks = self._running()
-        match decode_to_slot(self.inbox.popleft()):
-            case message if not hasattr(message, "generation") or message.generation != self._generation:
-                return True  # of a generation that this slot has left
-            case AssignSplits() as message:
-                tasks.on_splits(message)
-            case TriggerCheckpoint() as message:
-                tasks.on_trigger(message)
-            case AbortCheckpoint() as message:
-                tasks.on_abort(message)
-            case CheckpointDone() as message:
-                tasks.on_done(message)
-        self._after_step()
+        self._session.on_message(decode_to_slot(self._inbox.popleft()))
+        if self._session.has_left:
+            self._tear_down()
+            self.background.close()
+            self.is_alive = False
+        elif (tasks := self._running()) is not None:
+            self._after_step(tasks)
         return True
 
-    def _send(self) -> bool:
-        self._running().send_elements()
-        self._after_step()
+    def _send_elements(self) -> bool:
+        if (tasks := self._running()) is not None:
+            tasks.send_elements()
+            self._after_step(tasks)
         return False
 
     def _on_time(self) -> bool:
-        self._running().on_time()
-        self._after_step()
+        if (tasks := self._running()) is not None:
+            tasks.on_time()
+            self._after_step(tasks)
         return False
 
     def _encode(self) -> bool:
-        has_work = self._running().has_work()
-        self._running().encode_some(self._clock.monotonic_ms())
-        return has_work
+        tasks = self._running()
+        if tasks is None or not tasks.has_work():
+            return False
+        tasks.encode_some(self._clock.monotonic_ms())
+        return True
 
     def _report(self) -> bool:
-        self._running().report()
+        if (tasks := self._running()) is not None:
+            tasks.report()
         return False
 
     # -- inside
 
-    def _after_step(self) -> None:
-        tasks = self._running()
+    def _begin(self, deploy: Deploy) -> None:
+        self._tear_down()
+        outgoing, self._incoming = self._connect(self.index, deploy.generation)
+        links: dict[SlotIndex, Link] = dict(outgoing)
+        self._local = None
+        if self.index not in links:
+            self._local = links[self.index] = LocalLink(self._deliver)
+        restore = restore_for(deploy, self._store, self._open_location, self._settings.plan, self.index)
+        self.tasks = SlotTasks(
+            settings=self._settings,
+            slot=self.index,
+            generation=deploy.generation,
+            restore=restore,
+            links=links,
+            store=self._store,
+            open_location=self._open_location,
+            background=self.background,
+            clock=self._clock,
+            user_code=self._user_code,
+            send=self._send,
+        )
+        for task in self.tasks.tasks:
+            task._sizer = task._timer_sizer = self._slices
+        self._session.on_built(self.tasks)
+        self._send(Ready(deploy.generation, restore.recovered_bytes))
+
+    def _tear_down(self) -> None:
+        self._session.on_torn_down()
+        if self.tasks is not None:
+            tasks, self.tasks = self.tasks, None
+            tasks.close()
+
+    def _raise(self, error: Exception) -> None:
+        raise SimulationFailed(f"slot {self.index}: {type(error).__name__}: {error}") from error
+
+    def _send(self, message: FromSlot) -> None:
+        self._outbox.append(encode(message))
+
+    def _after_step(self, tasks: SlotTasks) -> None:
         tasks.send_grants()
         while self._local is not None and self._local.messages:
             tasks.on_peer_message(self._local.messages.popleft())
         tasks.collect_held()
 
     def _deliver(self, channel: int, arrived: Arrived) -> None:
-        self._running().on_element(channel, arrived)
+        assert self.tasks is not None
+        self.tasks.on_element(channel, arrived)
 
-    def _running(self) -> SlotTasks:
-        assert self.tasks is not None, "deployed before anything is scheduled"
-        return self.tasks
+    def _running(self) -> SlotTasks | None:
+        return self.tasks if self.is_alive and self._session.is_running else None
+
+
+# What a failure that the simulation injected says, so that any other one is a finding.
+INJECTED = "a failure that the simulation injected"

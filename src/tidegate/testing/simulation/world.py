@@ -1,42 +1,24 @@
-"""What the simulation puts in place of clock, disk, threads and network. Only the world outlives a crash."""
+"""What the simulation puts in place of clock, disk and threads. Only the world outlives a crash."""
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-import pyarrow as pa
-
 from tidegate.model.errors import DidNotHappen, MayHaveHappened
-from tidegate.model.ids import CheckpointId
-from tidegate.network.frames import DataFrame, DataHeader
-from tidegate.network.messages import PeerMessage, encode
 from tidegate.storage.store import AlreadyThere, Created, Data, missing, pieces_of, whole_range
-from tidegate.worker.captured import to_frame
-from tidegate.worker.gate import Arrived
-from tidegate.worker.output import Sealed
+from tidegate.testing.manual_clock import ManualClock
 
 # Enough to see what led to a failure; the seed gives the rest.
-_TRACED = 40
+_TRACED = 60
 
 
 class Crash(BaseException):
-    """Everything in memory is gone. Not an Exception: no production code may catch it."""
+    """A process is gone at this very moment. Not an Exception: no production code may catch it."""
 
 
 class SimulationFailed(AssertionError):
     """The run broke a promise."""
-
-
-class SimClock:
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return 1_700_000_000_000 + int(self.now_ms)
 
 
 @dataclass(slots=True)
@@ -44,7 +26,7 @@ class World:
     """The disk, what the sink has published, and the faults that strike between two writes to either."""
 
     random: Random
-    clock: SimClock = field(default_factory=SimClock)
+    clock: ManualClock = field(default_factory=ManualClock)
     files: dict[str, bytes] = field(default_factory=dict)
     hidden: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     published: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
@@ -55,7 +37,7 @@ class World:
     interlude: Callable[[], None] | None = None
 
     def note(self, text: str) -> None:
-        self.trace.append(f"{self.clock.now_ms:9.1f} {text}")
+        self.trace.append(f"{self.clock.monotonic_ms():9.1f} {text}")
 
     def happens(self, rate: float) -> bool:
         return rate > 0 and self.random.random() < rate
@@ -63,7 +45,7 @@ class World:
     def crash_point(self) -> None:
         """Between two effects on what outlives a crash: here others may act, and here it may all end."""
         if self.interlude is not None:
-            # Not from inside itself: the other driver is one process, too.
+            # Not from inside itself: whoever acts in between is one process, too.
             interlude, self.interlude = self.interlude, None
             try:
                 interlude()
@@ -77,39 +59,42 @@ class World:
 
 
 class SimStore:
-    """`Store` in memory, with crashes around writes and writes whose outcome is not known."""
+    """`Store` in memory below a location, with crashes around writes and writes whose outcome is not known."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, location: str) -> None:
         self._world = world
+        self._prefix = location.rstrip("/") + "/"
 
     def read(self, path: str) -> bytes:
-        if path not in self._world.files:
+        found = self._world.files.get(self._prefix + path)
+        if found is None:
             raise missing(path)
-        return self._world.files[path]
+        return found
 
     def read_range(self, path: str, *, start: int, length: int) -> bytes:
         return whole_range(self.read(path)[start : start + length], path, start=start, length=length)
 
     def create(self, path: str, data: Data) -> Created | AlreadyThere:
         self._before(path)
-        if path in self._world.files:
+        if self._prefix + path in self._world.files:
             return AlreadyThere()
-        self._world.files[path] = _joined(data)
+        self._world.files[self._prefix + path] = _joined(data)
         self._after(path)
         return Created()
 
     def put(self, path: str, data: Data) -> None:
         self._before(path)
-        self._world.files[path] = _joined(data)
+        self._world.files[self._prefix + path] = _joined(data)
         self._after(path)
 
     def list(self, prefix: str = "") -> list[str]:
         self._world.crash_point()
-        return sorted(path for path in self._world.files if not prefix or path.startswith(prefix + "/"))
+        start = self._prefix + (prefix + "/" if prefix else "")
+        return sorted(path[len(self._prefix) :] for path in self._world.files if path.startswith(start))
 
     def delete(self, path: str) -> None:
         self._world.crash_point()
-        self._world.files.pop(path, None)
+        self._world.files.pop(self._prefix + path, None)
 
     def size(self, path: str) -> int:
         return len(self.read(path))
@@ -162,29 +147,3 @@ class SimBackground:
             return False
         self._notes.popleft()()
         return True
-
-
-@dataclass(slots=True)
-class LaneLink:
-    """`Link` as two lanes that know nothing of each other; what does not fit on the data lane stays with the sender."""
-
-    capacity: int
-    data: deque[DataFrame | tuple[int, Arrived]] = field(default_factory=deque)
-    control: deque[bytes] = field(default_factory=deque)
-
-    def can_accept(self) -> bool:
-        return len(self.data) < self.capacity
-
-    def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None:
-        kind, payload = to_frame(sealed.element)
-        self.data.append(DataFrame(DataHeader(kind, channel, sealed.sequence, epoch), pa.py_buffer(bytes(payload))))
-
-    def send_message(self, message: PeerMessage) -> None:
-        self.control.append(encode(message))
-
-
-class OwnLaneLink(LaneLink):
-    """The same within one slot, where elements go by reference."""
-
-    def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None:
-        self.data.append((channel, Arrived(sealed.sequence, epoch, sealed.element, sealed.size_bytes)))

@@ -1,0 +1,54 @@
+"""What `lastProgress` and `recentProgress` say of a query, shaped like PySpark's as far as it applies."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def progress_of(checkpoint: CheckpointView | None, view: JobView) -> dict[str, Any]:
+    """A checkpoint with the counts of this moment."""
+    sources = [task for task in view.tasks if task.is_source]
+    return {
+        "timestamp": None if checkpoint is None else checkpoint.triggered_at.isoformat(),
+        "batchId": None if checkpoint is None else checkpoint.id,
+        "durationMs": {} if checkpoint is None else {"checkpoint": checkpoint.duration_ms},
+        "generation": view.generation,
+        "numInputRows": sum(task.rows_in for task in sources),
+        "sources": [_source(task) for task in sources],
+        "slots": [{"slot": slot, "pid": pid} for slot, pid in enumerate(view.slot_pids)],
+        "tasks": [_task(task) for task in view.tasks],
+    }
+
+
+def _source(task: TaskView) -> dict[str, Any]:
+    return {
+        "description": task.name,
+        "task": str(task.task),
+        "numInputRows": task.rows_in,
+        "pausedMs": round(task.paused_ms),
+    }
+
+
+def _task(task: TaskView) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "task": str(task.task),
+        "name": task.name,
+        "rowsIn": task.rows_in,
+        "rowsOut": task.rows_out,
+        "queuedBytes": task.queued_bytes,
+    }
+    if task.watermark_ms is not None:
+        shown["watermark"] = _instant(task.watermark_ms)
+    return shown
+
+
+def _instant(at_ms: int) -> str:
+    """As Spark writes it. What no calendar has is the end of event time: nothing is awaited any more."""
+    try:
+        at = _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return "end"
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

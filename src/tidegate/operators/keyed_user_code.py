@@ -1,0 +1,139 @@
+"""What operators that call user code by key share: keyed state, timers, the current key and the calls themselves.
+
+What the user's generators give is taken at once, while states and timers still point at their key. Must never hold
+rows or output from one slice to the next.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.model.errors import TidegateError
+from tidegate.operators.contract import Emit, TaskContext, Times
+from tidegate.operators.processor_handle import CurrentKey, KeyedHandle, open_timers
+from tidegate.operators.user_code import user_code_failure
+from tidegate.operators.user_rows import Key, Row, RowsByKey, batch_from_tuples
+from tidegate.plan.physical import TimeMode
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS
+from tidegate.state.codec import decode, encode_key
+from tidegate.state.contract import RestoredSection, Section
+
+HandleRows: TypeAlias = Callable[[Key, Iterator[Row], Times], Iterable[Row]]
+HandleTimer: TypeAlias = Callable[[Key, int, Times], Iterable[Row]]
+
+# An idle task is asked again soon; a busy one pays for a few removals with each slice, so that expired entries do not
+# pile up while it never rests.
+_REMOVALS_WHEN_IDLE = 64
+_REMOVALS_PER_SLICE = 8
+
+
+class KeyedUserCode:
+    """`name` and `calls`: the operator, and the user's methods that are called for a key, as messages name them."""
+
+    def __init__(
+        self,
+        context: TaskContext,
+        restored: Sequence[RestoredSection],
+        *,
+        time_mode: TimeMode,
+        schema: pa.Schema,
+        name: str,
+        calls: str,
+    ) -> None:
+        self._context = context
+        self._time_mode = time_mode
+        self._schema = schema
+        self._key_name = f"key of {name}"
+        self._watermark_ms = MIN_WATERMARK_MS
+        self._current = CurrentKey(calls)
+        self._backend = context.open_state()
+        try:
+            self._backend.restore(restored)
+            self._timers = open_timers(self._backend, context, time_mode)
+        except BaseException:
+            self._backend.close()
+            raise
+        self.handle = KeyedHandle(self._backend, context, self._current, self._timers)
+
+    def handle_by_key(
+        self, rows: pa.RecordBatch, by_key: RowsByKey, handle: HandleRows, *, called: str, emit: Emit
+    ) -> None:
+        now_ms = self._context.clock.wall_ms()
+        output: list[Row] = []
+        for key_group, key, key_rows in by_key.of(rows, max_parallelism=self._context.max_parallelism):
+            self._current.key_group, self._current.key = key_group, encode_key(key, state=self._key_name)
+            times = Times(now_ms, self._context.floors.of(key_group, self._watermark_ms))
+            output += self._taken(partial(handle, key, key_rows, times), called, key)
+        self.emit_rows(output, called=called, emit=emit)
+        self._expire(_REMOVALS_PER_SLICE)
+
+    def handle_without_key(self, rows: Sequence[Row], handle: HandleRows, *, called: str) -> list[Row]:
+        times = Times(self._context.clock.wall_ms(), self._watermark_ms)
+        return self._taken(partial(handle, (), iter(rows), times), called, None)
+
+    def fire(self, max_timers: int, by_key: RowsByKey, handle: HandleTimer, *, called: str, emit: Emit) -> bool:
+        if self._timers is None:
+            return False
+        now_ms = self._context.clock.wall_ms()
+        due_ms = self._watermark_ms if self._time_mode is TimeMode.EVENT_TIME else now_ms
+        output: list[Row] = []
+        for _ in range(max_timers):
+            timer = self._timers.pop_due(due_ms)
+            if timer is None:
+                break
+            key = by_key.as_declared(decode(timer.key))
+            self._current.key_group, self._current.key = timer.key_group, timer.key
+            times = Times(now_ms, self._context.floors.of(timer.key_group, self._watermark_ms))
+            output += self._taken(partial(handle, key, timer.at_ms, times), called, key)
+        self.emit_rows(output, called=called, emit=emit)
+        return self._timers.has_due(due_ms)
+
+    def emit_rows(self, output: Sequence[Row], *, called: str, emit: Emit) -> None:
+        if output:
+            emit(batch_from_tuples(output, self._schema, called=called))
+
+    def call(self, function: Callable[[], Any], *, called: str) -> None:
+        """Anything else of the user's, such as `init` and `close`."""
+        try:
+            function()
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise user_code_failure(error, called=called) from error
+
+    def on_idle(self) -> None:
+        self._expire(_REMOVALS_WHEN_IDLE)
+
+    def on_watermark(self, event_time_ms: int) -> None:
+        self._watermark_ms = max(self._watermark_ms, event_time_ms)
+
+    def next_timer_ms(self) -> int | None:
+        if self._timers is None or self._time_mode is not TimeMode.PROCESSING_TIME:
+            return None
+        return self._timers.next_ms()
+
+    def snapshot(self) -> list[Section]:
+        return self._backend.snapshot()
+
+    def state_bytes(self) -> int:
+        return self._backend.size_bytes()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _taken(self, call: Callable[[], Iterable[Row]], called: str, key: Key | None) -> list[Row]:
+        """All that the call gives; the key is no longer current afterwards."""
+        try:
+            return list(call())
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise user_code_failure(error, called=called if key is None else f"{called} for key {key!r}") from error
+        finally:
+            self._current.key = None
+
+    def _expire(self, budget: int) -> None:
+        for state in self.handle.ttl_states.values():
+            state.expire_some(budget)

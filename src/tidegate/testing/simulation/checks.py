@@ -1,0 +1,166 @@
+"""What must be true of a simulated job: while it runs, and when it has ended."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from tidegate.model.errors import Damaged
+from tidegate.model.ids import SlotIndex, TaskId, range_of
+from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
+from tidegate.plan.physical import ConnectSpec, JobPlan, TransformWithStateSpec, Vertex
+from tidegate.state.codec import decode
+from tidegate.state.contract import RestoredSection
+from tidegate.state.heap import HeapBackend
+from tidegate.storage import layout
+from tidegate.storage.job_log import CheckpointCompleted, Committed, JobLog, newest_completed, retained_checkpoints
+from tidegate.storage.manifests import decode_manifest
+from tidegate.storage.store import Store
+from tidegate.testing.simulation.incarnation import Incarnation
+from tidegate.testing.simulation.topologies import Shape, Topology
+from tidegate.testing.simulation.world import SimStore, SimulationFailed, World
+from tidegate.worker.restoring import restore_slot
+
+
+def check_retained(store: SimStore) -> None:
+    """Every checkpoint that the log retains can be read, with every file that it needs."""
+    for completed in retained_checkpoints(JobLog(store, driver="check").read()):
+        place: Store = store if completed.location is None else SimStore(store._world, completed.location)
+        try:
+            manifest = decode_manifest(place.read(completed.manifest), name=completed.manifest)
+            for slot in manifest.slots:
+                place.read(slot.path)
+                for file in slot.shared:
+                    place.read(file.path)
+        except Damaged as error:
+            raise SimulationFailed(f"checkpoint {completed.checkpoint} is retained and not whole: {error}") from error
+
+
+def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation) -> None:
+    _check_rows(world, shape, last)
+    entries = JobLog(store, driver="check").read()
+    completed = [entry.checkpoint for entry in entries if isinstance(entry, CheckpointCompleted)]
+    committed = [entry.checkpoint for entry in entries if isinstance(entry, Committed)]
+    if len(set(completed)) != len(completed):
+        raise SimulationFailed(f"an id was completed twice: {completed}")
+    if committed != completed:
+        raise SimulationFailed(f"committed {committed} is not the log's order {completed}")
+    check_retained(store)
+    _check_no_orphans(world, store)
+    newest = newest_completed(entries)
+    assert newest is not None, "the last checkpoint was committed"
+    place = store if newest.location is None else SimStore(world, newest.location)
+    _check_state(place, newest.manifest, shape, last.spec.slot_settings.plan)
+
+
+def _check_rows(world: World, shape: Shape, last: Incarnation) -> None:
+    published = Counter(row for rows in world.published.values() for row in rows)
+    expected = shape.expected_rows()
+    if published != expected and not (shape.topology is Topology.LATE and _is_late_by_restore(published, shape)):
+        lost, surplus = expected - published, published - expected
+        raise SimulationFailed(f"committed rows differ: lost {_some(lost)}, surplus {_some(surplus)}")
+
+
+def _is_late_by_restore(published: "Counter[tuple[int, ...]]", shape: Shape) -> bool:
+    """After a restore at another parallelism a row in flight may be counted that was late by a watermark in flight.
+
+    Still no window may fire twice, and none may miss a row that was on time.
+    """
+    least, most = shape.windows(with_late=False), shape.windows(with_late=True)
+    found = {(key, end): n for key, end, n in published}
+    is_once = len(found) == sum(published.values())
+    return is_once and all(least[window] <= found.get(window, 0) <= most[window] for window in most)
+
+
+def _check_no_orphans(world: World, store: SimStore) -> None:
+    if world.hidden:
+        raise SimulationFailed(f"rows that nobody will commit are left: {sorted(world.hidden)}")
+    retained = retained_checkpoints(JobLog(store, driver="check").read())
+    folders = {layout.CheckpointFolder(c.checkpoint, c.generation) for c in retained}
+    used: set[str] = set()
+    for completed in retained:
+        if completed.location is None:
+            manifest = decode_manifest(store.read(completed.manifest), name=completed.manifest)
+            used |= {file.path for slot in manifest.slots for file in slot.shared}
+    for path in store.list(layout.CHECKPOINTS):
+        if layout.parse_checkpoint(path) not in folders:
+            raise SimulationFailed(f"{path} belongs to no retained checkpoint and is still there")
+    for path in store.list(layout.SHARED):
+        if path not in used:
+            raise SimulationFailed(f"{path} is used by no retained checkpoint and is still there")
+
+
+def _check_state(store: Store, manifest: str, shape: Shape, plan: JobPlan) -> None:
+    for vertex in plan.vertices:
+        if not vertex.operators or not isinstance(vertex.operators[0], TransformWithStateSpec | ConnectSpec):
+            continue
+        found: dict[int, tuple[Any, ...]] = {}
+        for subtask in range(plan.parallelism_of(vertex.id)):
+            restored = restore_slot(store, manifest, plan, SlotIndex(subtask))
+            if any(channel.elements for channel in restored.recovered.values()):
+                raise SimulationFailed("the last checkpoint holds rows in flight")
+            sections = restored.tasks[TaskId(vertex.id, subtask)].sections.get(0, [])
+            _check_rules(sections, shape)
+            found.update(_keyed_state(sections, vertex, plan, subtask))
+        expected = _expected_state(shape, vertex)
+        if not _begins_like(found, expected):
+            raise SimulationFailed(f"final state of {vertex.id} is {found}, expected {expected}")
+
+
+def _keyed_state(
+    sections: list[RestoredSection], vertex: Vertex, plan: JobPlan, subtask: int
+) -> dict[int, tuple[Any, ...]]:
+    parallelism = plan.parallelism_of(vertex.id)
+    groups = range_of(subtask, parallelism=parallelism, max_parallelism=plan.max_parallelism)
+    backend = HeapBackend(groups)
+    backend.restore([section for section in sections if section.key_groups is not None])
+    name = "counts" if _counts_windows(vertex) else "seen"
+    found: dict[int, tuple[Any, ...]] = {}
+    for group in range(groups.first, groups.last):
+        for key, value in backend.keyed(name).scan(group):
+            found[decode(key)[0]] = decode(value)
+    return found
+
+
+def _counts_windows(vertex: Vertex) -> bool:
+    operator = vertex.operators[0]
+    return isinstance(operator, TransformWithStateSpec) and operator.processor == b"windows"
+
+
+def _expected_state(shape: Shape, vertex: Vertex) -> dict[int, tuple[Any, ...]]:
+    """By what the state of each key must begin with; the rest of it depends on the order of rows."""
+    first, second = shape.first.all_rows(), shape.second.all_rows()
+    by_key = Counter(row[0] for row in first)
+    match shape.topology:
+        case Topology.WINDOWS | Topology.LATE:
+            return {key: (msgspec.msgpack.encode({}),) for key in by_key}
+        case Topology.UNION:
+            by_key += Counter(row[0] for row in second)
+        case Topology.DIAMOND | Topology.TWIN_EDGES:
+            by_key += by_key
+        case Topology.TWO_SHUFFLES if vertex.sink is not None:
+            by_key = Counter(n for count in by_key.values() for n in range(1, count + 1))
+        case Topology.CONNECTED:
+            right = Counter(row[0] for row in second)
+            return {key: (by_key[key], right[key]) for key in {*by_key, *right}}
+    return {key: (n,) for key, n in by_key.items()}
+
+
+def _begins_like(found: dict[int, tuple[Any, ...]], expected: dict[int, tuple[Any, ...]]) -> bool:
+    if found.keys() != expected.keys():
+        return False
+    return all(tuple(found[key])[: len(value)] == value for key, value in expected.items())
+
+
+def _check_rules(sections: list[RestoredSection], shape: Shape) -> None:
+    for section in sections:
+        if section.name == BROADCAST_SECTION:
+            states = msgspec.msgpack.decode(section.data, type=dict[str, dict[bytes, bytes]])
+            applied = {decode(value)[0] for entries in states.values() for value in entries.values()}
+            if applied != {shape.rule_count()}:
+                raise SimulationFailed(f"a subtask has applied {applied} rules of {shape.rule_count()}")
+
+
+def _some(rows: "Counter[tuple[int, ...]]") -> str:
+    shown = sorted(rows.elements())
+    return f"{shown[:5]}{'...' if len(shown) > 5 else ''} ({len(shown)})"

@@ -1,0 +1,378 @@
+"""A simulated cluster: production workers and coordinator under a seeded scheduler, in virtual time, with faults.
+
+    cluster = SimCluster(scenario_of(7))
+    cluster.play()          # raises SimulationFailed, or whatever production code raised
+
+Every step of every process is one turn of the scheduler, in any order that real machines could have.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import accumulate
+from random import Random
+from typing import assert_never
+from unittest.mock import patch
+
+from tidegate.connectors import registry
+from tidegate.coordinator.job import JobSpec
+from tidegate.coordinator.savepoints import SavepointWish
+from tidegate.model.errors import Superseded
+from tidegate.model.ids import SlotIndex
+from tidegate.plan.lower import fingerprint
+from tidegate.protocol.checkpoints import FailureReason
+from tidegate.protocol.requests import Afterwards, SavepointAlignment
+from tidegate.protocol.restart import FixedDelay
+from tidegate.testing.simulation.checks import check_end, check_retained
+from tidegate.testing.simulation.connectors import SimSink
+from tidegate.testing.simulation.incarnation import Incarnation
+from tidegate.testing.simulation.scenario import MOST_SLOTS, Scenario
+from tidegate.testing.simulation.slot import Action
+from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch
+from tidegate.testing.simulation.topologies import FORMAT
+from tidegate.testing.simulation.world import Crash, SimBackground, SimStore, SimulationFailed, World
+from tidegate.worker.settings import SlotSettings
+
+# In every round everything gets its turn once: far more rounds than the slowest seed needs once faults have stopped.
+_DRAIN_ROUNDS = 6_000
+# Idle time passes quickly once faults have stopped; the faulty part has looked at every millisecond.
+_DRAIN_TICK_MS = 10.0
+# Paces change this often while faults strike, so that now one task, now another is the slow one.
+_TURNS_PER_PACE = 200
+# Enough for every strike to find checkpoints, whatever the pace.
+_FAULTY_TURNS = 14_000
+# The last start meets aborts and stalls for a while as well.
+_TURNS_AFTER_STRIKES = 1_500
+_RESTART_DELAY_MS = 3.0
+
+
+class Strike(Enum):
+    """What is made to go wrong."""
+
+    DRIVER_CRASH = "the driver's process is gone, and its slots with it"
+    SLOT_CRASH = "one slot's process is gone; the others live until they are told"
+    IN_A_WRITE = "whoever writes next, or soon, is gone in the middle of it"
+    AT_A_STEP = "whoever makes a certain step of the barrier path is gone at it"
+    USER_FAILURE = "a task failed; the processes stay, and with them what they have not sent yet"
+    SECOND_DRIVER = "another driver starts on the same location while the first one goes on"
+    STOP_WITH_SAVEPOINT = "stopped with a savepoint, then started from it"
+
+
+class SimCluster:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.random = Random(f"run:{scenario.seed}")
+        self.world = World(self.random)
+        self.watch = StepWatch()
+        self.turns = 0
+        self.starts = 0
+        self.strikes = 0
+        self.rescales = 0
+        self._run = 1
+        self._shape = scenario.shape.with_available(is_last_run=scenario.runs == 1)
+        self._location = "job"
+        self._locations = 1
+        self._restore_from: str | None = None
+        self._slots = scenario.slots
+        self._last_strike = 0
+        self._strike = Strike.DRIVER_CRASH
+        self._strike_after = 0
+        self._turns_until_strike = 0
+        self._stopping: SavepointWish | None = None
+        self._zombies: list[SimBackground] = []
+        self._old: list[Incarnation] = []
+        self._current: Incarnation
+        self._actions: list[tuple[Action, Incarnation, SlotIndex | None]] = []
+        self._actions_for: list[object] = []
+
+    @property
+    def checkpoints(self) -> int:
+        """How many were completed, by every driver together."""
+        return self._completed_before + self._completed()
+
+    _completed_before = 0
+
+    # -- the life of one job
+
+    def play(self) -> None:
+        with self._connectors(), self.watch.installed():
+            self.world.interlude = self._let_others_act
+            self._set_faults(is_on=True)
+            self._start()
+            while self.turns < self._faulty_turns() and not self._is_finished():
+                self._guarded_turns()
+            self._stop_faults()
+            self._drain()
+            while self._run < self.scenario.runs:
+                self._run += 1
+                self._shape = self.scenario.shape.with_available(is_last_run=self._run == self.scenario.runs)
+                self._next_parallelism()
+                self._start()
+                self._drain()
+            check_end(self.world, SimStore(self.world, self._location), self._shape, self._current)
+
+    def _is_finished(self) -> bool:
+        return self._current.driver.is_over and self._stopping is None
+
+    # -- turns
+
+    def _guarded_turns(self) -> None:
+        """Some turns at one pace. Faults come between any two actions, and within one that writes."""
+        actions = self._all_actions()
+        weights = list(accumulate(self.random.choice(action.paces) for action, _, _ in actions))
+        for action, incarnation, slot in self.random.choices(actions, cum_weights=weights, k=_TURNS_PER_PACE):
+            self.turns += 1
+            try:
+                self._disturb()
+                if incarnation.is_alive and not incarnation.driver.is_over:
+                    action.act()
+            except Crash:
+                self._on_crash(incarnation, slot)
+            self._settle()
+            if self._is_finished() or self._has_changed():
+                return
+
+    def _all_actions(self) -> list[tuple[Action, Incarnation, SlotIndex | None]]:
+        incarnations = [*self._old, self._current]
+        self._actions_for = [part for i in incarnations for part in (i, i._launch)]
+        return [(action, i, slot) for i in incarnations for action, slot in i.actions()]
+
+    def _has_changed(self) -> bool:
+        """Processes came or went: what can happen next is something else."""
+        now = [part for i in [*self._old, self._current] for part in (i, i._launch)]
+        return len(now) != len(self._actions_for) or any(
+            a is not b for a, b in zip(now, self._actions_for, strict=True)
+        )
+
+    def _disturb(self) -> None:
+        self._strike_when_due()
+        scenario, fault = self.scenario, self.random.random()
+        self.world.clock.advance(self.random.random() * scenario.tick_ms / 20)
+        if fault < scenario.abort_rate:
+            self._decline_one()
+        elif fault > 1.0 - scenario.stall_rate:
+            self.world.clock.advance(scenario.checkpoints.timeout_ms)
+        elif 0.5 < fault < 0.5 + scenario.savepoint_rate:
+            self._ask_for_savepoint(Afterwards.GO_ON)
+        if self._zombies and self.random.random() < 0.02:
+            self._zombie_work()
+
+    def _decline_one(self) -> None:
+        current = self._current.driver._running._current
+        if current is not None and (pending := current[0].machine.pending()):
+            current[0]._give_up_on(self.random.choice(pending), FailureReason.DECLINED, "by the simulation")
+
+    def _ask_for_savepoint(self, afterwards: Afterwards) -> SavepointWish:
+        wish = SavepointWish("savepoints", self.random.choice(list(SavepointAlignment)), afterwards)
+        self.world.note(f"savepoint asked for, {wish.alignment.value}, then {afterwards.value}")
+        self._current.driver.ask_for_savepoint(wish)
+        return wish
+
+    # -- strikes
+
+    def _faulty_turns(self) -> int:
+        return _FAULTY_TURNS if self.strikes < self.scenario.strikes else self._last_strike + _TURNS_AFTER_STRIKES
+
+    def _arm(self) -> None:
+        """Strike next after so many checkpoints, so that most restores find a new one with rows in flight."""
+        self._strike = self.random.choice(list(Strike))
+        self._strike_after = self._completed() + self.random.choice([0, 1, 1, 1])
+        self._turns_until_strike = self.random.randint(0, 60)
+
+    def _completed(self) -> int:
+        statistics = self._current.driver.view().statistics
+        return 0 if statistics is None else statistics.completed
+
+    def _strike_when_due(self) -> None:
+        if self.strikes >= self.scenario.strikes:
+            return
+        self._turns_until_strike -= 1
+        if self._turns_until_strike > 0 or self._completed() < self._strike_after:
+            return
+        self.strikes += 1
+        self._last_strike = self.turns
+        strike = self._strike
+        self._arm()
+        self.world.note(f"strike: {strike.value}")
+        match strike:
+            case Strike.DRIVER_CRASH:
+                self._crash_driver(self._current)
+            case Strike.SLOT_CRASH:
+                self._current.kill_slot(self.random.choice(self._current.indexes))
+            case Strike.IN_A_WRITE:
+                self.world.effects_until_crash = self.random.randint(1, 20)
+            case Strike.AT_A_STEP:
+                self.watch.armed = CrashAt(self.random.choice(list(Step)), self.random.randint(1, 3))
+            case Strike.USER_FAILURE:
+                if self._current.slots:
+                    self.random.choice(self._current.slots).fail_in_user_code()
+            case Strike.SECOND_DRIVER:
+                # One that has not begun yet would itself be the second.
+                if self._current.driver.view().generation:
+                    self._retire_current(goes_on=True)
+                    self._start()
+            case Strike.STOP_WITH_SAVEPOINT:
+                if self._stopping is None:
+                    self._stopping = self._ask_for_savepoint(Afterwards.SUSPEND)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_crash(self, incarnation: Incarnation, slot: SlotIndex | None) -> None:
+        self.world.note(f"crash of {'the driver' if slot is None else f'slot {slot}'}")
+        if slot is not None:
+            incarnation.kill_slot(slot)
+        elif incarnation is self._current:
+            self._crash_driver(incarnation)
+        else:
+            incarnation.kill_driver()
+
+    def _crash_driver(self, incarnation: Incarnation) -> None:
+        begun = incarnation.kill_driver()
+        if self.scenario.leaves_zombies:
+            self._zombies = begun
+        if self.random.random() < 0.3:
+            # Once more, while it starts: the commits that it does again are cut short as well.
+            self.world.effects_until_crash = self.random.randint(1, 12)
+        self._retire_current(goes_on=False)
+        self._next_parallelism()
+        self._start()
+
+    def _retire_current(self, *, goes_on: bool) -> None:
+        self._completed_before += self._completed()
+        self._stopping = None
+        if goes_on:
+            self._old.append(self._current)
+
+    # -- coming up and going down
+
+    def _next_parallelism(self) -> None:
+        if self.scenario.rescales:
+            before = self._slots
+            self._slots = self.random.randint(1, MOST_SLOTS)
+            self.rescales += before != self._slots
+
+    def _start(self) -> None:
+        """A new driver process, which knows nothing but what is in the store."""
+        self.starts += 1
+        self.world.note(f"a driver starts with {self._slots} slots in {self._location}")
+        self._current = Incarnation(self.world, self.random, self._spec(), self.scenario.network)
+        self._arm()
+
+    def _settle(self) -> None:
+        """What has ended makes room for what follows."""
+        for old in [old for old in self._old if old.driver.is_over or not old.is_alive]:
+            self._old.remove(old)
+            failure = old.driver.failure
+            if old.is_alive and failure is not None and not isinstance(failure, Superseded):
+                raise SimulationFailed(f"a driver that was overtaken ended with {failure}")
+        if self._current.driver.is_over and self._current.driver.failure is not None:
+            raise SimulationFailed(f"the job failed: {self._current.driver.failure}")
+        stopping = self._stopping
+        if stopping is None or not stopping.answer.done():
+            return
+        if stopping.answer.exception() is not None:
+            self._stopping = None  # it goes on as if nothing had been asked
+        elif self._current.driver.is_over:
+            self._start_from(stopping.answer.result())
+
+    def _start_from(self, savepoint: str) -> None:
+        """In the same location, or with the savepoint in a new one."""
+        self._retire_current(goes_on=False)
+        if self.random.random() < 0.5:
+            self._locations += 1
+            self._location = f"job{self._locations}"
+            self._restore_from = savepoint
+        self._next_parallelism()
+        self._start()
+
+    def _spec(self) -> JobSpec:
+        scenario = self.scenario
+        plan = self._shape.plan(self._slots)
+        return JobSpec(
+            name="simulated",
+            job_id="job",
+            slot_settings=SlotSettings(
+                plan=plan,
+                checkpoint_location=self._location,
+                window_bytes=scenario.window_bytes,
+                state_backend="heap",
+                active_backpressure=scenario.active_backpressure,
+                checkpoint_interval_ms=scenario.checkpoints.interval_ms,
+                max_concurrent_checkpoints=scenario.checkpoints.max_concurrent,
+                debloat_target_ms=scenario.debloat_target_ms,
+                least_window_bytes=1,
+                watermark_interval_ms=0.0,
+                idle_after_ms=None,
+                inline_below_bytes=scenario.inline_below_bytes,
+            ),
+            fingerprint=tuple(fingerprint(plan)),
+            checkpoints=scenario.checkpoints,
+            switch_after_ms=scenario.switch_after_ms,
+            keep=scenario.keep,
+            restart=FixedDelay(1_000_000, _RESTART_DELAY_MS),
+            available_now=True,
+            restore_from=self._restore_from,
+            driver_host="simulated",
+            bind_host="simulated",
+            slot_bind_host="simulated",
+            advertised_host=None,
+            ports="any",
+        )
+
+    # -- others that act in between
+
+    def _let_others_act(self) -> None:
+        if self._zombies and self.random.random() < 0.1:
+            self._zombie_work()
+
+    def _zombie_work(self) -> None:
+        """The old processes are cut off, but what they had begun to write may still get through."""
+        effects, self.world.effects_until_crash = self.world.effects_until_crash, None
+        armed, self.watch.armed = self.watch.armed, None
+        self.random.choice(self._zombies).work_once()
+        self.world.effects_until_crash, self.watch.armed = effects, armed
+
+    # -- the end of faults
+
+    def _set_faults(self, *, is_on: bool) -> None:
+        self.world.store_flaky_rate = self.scenario.store_flaky_rate if is_on else 0.0
+        self.world.sink_flaky_rate = self.scenario.sink_flaky_rate if is_on else 0.0
+
+    def _stop_faults(self) -> None:
+        self.world.effects_until_crash = None
+        self.watch.armed = None
+        self._set_faults(is_on=False)
+        while any(zombie.work_once() for zombie in self._zombies):
+            pass
+        self._zombies = []
+        self.world.note("faults stop")
+
+    def _drain(self) -> None:
+        """Everything in turn, until the job has ended; that takes a bounded number of rounds, or it hangs."""
+        for _ in range(_DRAIN_ROUNDS):
+            if self._is_finished() and not self._old:
+                return
+            self._round()
+            self._settle()
+            if self.random.random() < 0.02:
+                check_retained(self._current.store)
+        state = self._current.driver.view().state
+        raise SimulationFailed(f"no progress: {state} still, {_DRAIN_ROUNDS} rounds after the faults stopped")
+
+    def _round(self) -> None:
+        self.world.clock.advance(self.random.random() * _DRAIN_TICK_MS)
+        actions = self._all_actions()
+        self.random.shuffle(actions)
+        self.turns += len(actions)
+        for action, incarnation, _ in actions:
+            if incarnation.is_alive and not incarnation.driver.is_over:
+                action.act()
+
+    @contextmanager
+    def _connectors(self) -> Iterator[None]:
+        """The simulated sources and the sink stand in the registry while the run lasts."""
+        with (
+            patch.dict(registry.SOURCE_FORMATS, {FORMAT: lambda scan: self._shape.sources()[scan.options["name"]]}),
+            patch.dict(registry.SINK_FORMATS, {FORMAT: lambda sink: SimSink(self.world)}),
+        ):
+            yield

@@ -1,0 +1,105 @@
+"""A slot's part in the life of the job, apart from its connections: generations begin, run and end by message."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, assert_never
+
+from tidegate.model.ids import Generation, SlotIndex
+from tidegate.network.messages import (
+    AbortCheckpoint,
+    AssignSplits,
+    BarrierEverywhere,
+    CheckpointDone,
+    Deploy,
+    Leave,
+    Run,
+    ToSlot,
+    TriggerCheckpoint,
+)
+from tidegate.plan.physical import JobPlan
+from tidegate.storage.store import Store
+from tidegate.worker.restoring import NOTHING_TO_RESTORE, SlotRestore, restore_slot
+
+
+class GenerationRun(Protocol):
+    """The tasks of one generation, as the coordinator talks to them."""
+
+    def on_splits(self, message: AssignSplits) -> None: ...
+    def on_trigger(self, message: TriggerCheckpoint) -> None: ...
+    def on_barrier_everywhere(self, message: BarrierEverywhere) -> None: ...
+    def on_abort(self, message: AbortCheckpoint) -> None: ...
+    def on_done(self, message: CheckpointDone) -> None: ...
+
+
+@dataclass(slots=True)
+class SlotSession:
+    """`begin` leaves the old generation and connects for a new one; `on_built` is then told of its tasks.
+
+    `on_error` hears what tasks raise when they are told something.
+    """
+
+    begin: Callable[[Deploy], None]
+    on_error: Callable[[Exception], None]
+    deploy: Deploy | None = field(default=None, init=False)
+    run: GenerationRun | None = field(default=None, init=False)
+    is_running: bool = field(default=False, init=False)
+    has_left: bool = field(default=False, init=False)
+
+    @property
+    def generation(self) -> Generation:
+        return Generation(0) if self.deploy is None else self.deploy.generation
+
+    def on_built(self, run: GenerationRun) -> None:
+        self.run = run
+
+    def on_torn_down(self) -> None:
+        self.run = None
+        self.is_running = False
+
+    def on_message(self, message: ToSlot) -> None:
+        match message:
+            case Leave():
+                self.has_left = True
+            case Deploy():
+                self.begin(message)
+                self.deploy = message
+            case _ if self.run is None or message.generation != self.generation:
+                return  # of a generation that this slot has left, or failed in
+            case Run():
+                self.is_running = True
+            case _:
+                try:
+                    _tell(self.run, message)
+                except Exception as error:
+                    self.on_error(error)
+
+
+def restore_for(
+    deploy: Deploy, store: Store, open_location: Callable[[str], Store], plan: JobPlan, slot: SlotIndex
+) -> SlotRestore:
+    if deploy.restore_manifest is None:
+        return NOTHING_TO_RESTORE
+    if deploy.restore_location is None:
+        return restore_slot(store, deploy.restore_manifest, plan, slot)
+    restored = restore_slot(open_location(deploy.restore_location), deploy.restore_manifest, plan, slot)
+    # What lies elsewhere belongs to somebody else: this job's checkpoints must not refer to it.
+    return replace(restored, known=[])
+
+
+def _tell(
+    run: GenerationRun,
+    message: AssignSplits | TriggerCheckpoint | BarrierEverywhere | AbortCheckpoint | CheckpointDone,
+) -> None:
+    match message:
+        case AssignSplits():
+            run.on_splits(message)
+        case TriggerCheckpoint():
+            run.on_trigger(message)
+        case BarrierEverywhere():
+            run.on_barrier_everywhere(message)
+        case AbortCheckpoint():
+            run.on_abort(message)
+        case CheckpointDone():
+            run.on_done(message)
+        case _:
+            assert_never(message)

@@ -1,0 +1,223 @@
+"""Savepoints on Spark: taken while a query runs, to stop with, to start from, at another parallelism."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import tidegate as tg
+from tests.chaos import job
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint, JobFailure, OptionError, TidegateError
+
+pytestmark = pytest.mark.spark
+
+PATIENCE_S = 60.0
+ROWS, FILES = 4000, 16
+ROW_COST_S = 0.0005
+ADAPTIVE = {"checkpoint.unaligned": "auto", "checkpoint.alignedTimeout": "20ms"}
+TWO_UNALIGNED = {"checkpoint.unaligned": "true", "checkpoint.maxConcurrent": 2, "checkpoint.interval": "50ms"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The input, and what Spark says about it."""
+
+    spark: SparkSession
+    folder: Path
+    answer: list[tuple[int, ...]]
+
+    def stream(self) -> DataFrame:
+        return self.spark.readStream.schema(job.INPUT).parquet(str(self.folder / "in"))
+
+    def writer(self, folder: Path, *, slots: int, row_cost_s: float = 0.0, **options: Any) -> tg.DataStreamWriter:
+        return self.writer_of(job.pipeline(self.stream(), row_cost_s=row_cost_s), folder, slots=slots, **options)
+
+    def writer_of(self, df: DataFrame, folder: Path, *, slots: int, **options: Any) -> tg.DataStreamWriter:
+        writer = tg.writeStream(df).format("parquet").option("path", folder / "out").option("parallelism", slots)
+        writer.option("checkpointLocation", folder / "chk").option("checkpoint.interval", "100ms")
+        return writer.option("network.window", "8kb").options(**options)
+
+    def finish(self, folder: Path, *, slots: int, **options: Any) -> None:
+        """Runs what is left of the input."""
+        query = self.writer(folder, slots=slots, **options).trigger(availableNow=True).start()
+        assert query.awaitTermination(PATIENCE_S), query.status
+
+    def committed(self, *folders: Path) -> list[tuple[int, ...]]:
+        return sorted(row for folder in folders for row in job.committed_rows(self.spark, folder))
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    folder = tmp_path_factory.mktemp("rows")
+    job.make_input(spark, folder, rows=ROWS, files=FILES)
+    return Rows(spark, folder, job.sparks_answer(spark, folder))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A query that was stopped with a savepoint, in the middle of its input."""
+
+    folder: Path
+    savepoint: str
+
+
+@pytest.fixture(scope="module")
+def taken(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Taken:
+    folder = tmp_path_factory.mktemp("taken")
+    query = rows.writer(folder, slots=2, row_cost_s=ROW_COST_S, **ADAPTIVE).start()
+    until(lambda: completed(query) >= 2)
+    savepoint = query.stop(savepoint=folder / "mine")
+    assert savepoint is not None
+    return Taken(folder, savepoint)
+
+
+@pytest.fixture(autouse=True)
+def no_query_survives_its_test() -> Iterator[None]:
+    yield
+    for query in tg.queries():
+        query.stop()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def completed(query: tg.StreamingQuery) -> int:
+    assert query.isActive, f"it ended: {query.status}"
+    return len([c for c in query.checkpoints if c.status == "completed"])
+
+
+def sentence_of(kind: type[TidegateError], call: Callable[[], Any]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    sentence = str(caught.value)
+    assert sentence.endswith(".") and "\n" not in sentence
+    return sentence
+
+
+# -- taking one
+
+
+@pytest.mark.parametrize("options", [ADAPTIVE, TWO_UNALIGNED], ids=["adaptive", "two unaligned at once"])
+def test_a_savepoint_beside_checkpoints_then_a_stop_with_one_then_on_at_another_parallelism(
+    rows: Rows, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    query = rows.writer(tmp_path, slots=2, row_cost_s=ROW_COST_S, **options).start()
+    until(lambda: completed(query) >= 2)
+    path = query.savepoint(unaligned=True)
+    assert query.isActive
+    assert Path(path).parent == tmp_path / "chk" / "savepoints"
+    assert sorted(file.name for file in Path(path).iterdir()) == ["0.state", "1.state", "manifest.json"]
+    (view,) = [c for c in query.checkpoints if c.is_savepoint]
+    assert (view.status, view.path) == ("completed", path)
+
+    stopped_with = query.stop(savepoint=True)
+    assert stopped_with is not None and stopped_with != path
+    assert query.status["message"] == "stopped" and query.exception() is None
+    before = len(rows.committed(tmp_path))
+    assert 0 < before < len(rows.answer), "stopped too early or too late to say anything"
+
+    rows.finish(tmp_path, slots=3, **options)
+    assert rows.committed(tmp_path) == rows.answer
+    assert Path(path, "manifest.json").exists() and Path(stopped_with, "manifest.json").exists()
+
+
+def test_a_query_that_takes_no_savepoint_in_time_goes_on_running(rows: Rows, tmp_path: Path) -> None:
+    options = {"checkpoint.unaligned": "true", "checkpoint.timeout": "150ms", "checkpoint.tolerableFailures": 100_000}
+    options |= {"network.debloat": "false", "network.window": "64kb", "source.activeBackpressure": "false"}
+    query = rows.writer(tmp_path, slots=2, row_cost_s=0.002, **options).start()
+    until(lambda: (query.lastProgress or {"numInputRows": 0})["numInputRows"] > ROWS / 4)
+    said = sentence_of(JobFailure, lambda: query.stop(savepoint=tmp_path / "mine"))
+    assert said.startswith("The query was not stopped and goes on running: the savepoint was not taken: expired")
+    assert query.isActive and not (tmp_path / "mine").exists()
+    query.processAllAvailable()
+    query.stop()
+    assert rows.committed(tmp_path) == rows.answer
+
+
+def test_a_query_without_a_place_of_its_own_needs_a_path(spark: SparkSession, tmp_path: Path) -> None:
+    source = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+    query = tg.writeStream(source).format("noop").option("parallelism", 1).start()
+    said = sentence_of(OptionError, query.savepoint)
+    assert "no checkpointLocation" in said and "query.savepoint('a/folder')" in said
+    path = query.savepoint(tmp_path / "mine")
+    assert Path(path, "manifest.json").exists() and Path(path).parent == tmp_path / "mine"
+    query.stop()
+    assert Path(path, "manifest.json").exists()
+
+
+def test_a_savepoint_that_cannot_be_taken_is_refused_and_the_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    source = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+    writer = tg.writeStream(source).format("noop").option("parallelism", 1)
+    query = writer.option("checkpoint.mode", "at_least_once").start()
+    (tmp_path / "file").touch()
+    assert "is a file" in sentence_of(OptionError, lambda: query.savepoint(tmp_path / "file"))
+    assert "is a file" in sentence_of(OptionError, lambda: query.stop(savepoint=tmp_path / "file"))
+    assert "write a path" in sentence_of(OptionError, lambda: query.savepoint(""))
+    assert "unknown scheme" in sentence_of(OptionError, lambda: query.savepoint("ftp://somewhere"))
+    assert "at_least_once" in sentence_of(OptionError, lambda: query.savepoint(tmp_path / "mine", unaligned=True))
+    assert query.isActive
+    query.stop()
+    for call in (lambda: query.savepoint(tmp_path / "mine"), lambda: query.stop(savepoint=tmp_path / "mine")):
+        assert "the query is stopped" in sentence_of(JobFailure, call)
+    assert not (tmp_path / "mine").exists()
+
+
+# -- starting from one
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_second_query_starts_from_a_savepoint_at_another_parallelism(
+    rows: Rows, taken: Taken, tmp_path: Path, slots: int
+) -> None:
+    rows.finish(tmp_path, slots=slots, **{"restore.from": taken.savepoint})
+    assert 0 < len(rows.committed(tmp_path)) < len(rows.answer)
+    assert rows.committed(taken.folder, tmp_path) == rows.answer
+    assert not (tmp_path / "chk" / "savepoints").exists(), "what it started from stays where it is"
+
+
+def test_a_query_with_checkpoints_of_its_own_does_not_go_back_to_where_it_started(
+    rows: Rows, taken: Taken, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        rows.finish(tmp_path, slots=2, **{"restore.from": taken.savepoint})
+    assert rows.committed(taken.folder, tmp_path) == rows.answer
+
+
+def test_what_cannot_be_started_from_is_refused_before_anything_starts(
+    rows: Rows, taken: Taken, tmp_path: Path
+) -> None:
+    def start(options: dict[str, Any], df: DataFrame | None = None) -> Callable[[], Any]:
+        from_it = {"restore.from": taken.savepoint} | options
+        df = job.pipeline(rows.stream()) if df is None else df
+        return rows.writer_of(df, tmp_path, slots=2, **from_it).trigger(availableNow=True).outputMode("update").start
+
+    nowhere = tmp_path / "not" / "there"
+    said = sentence_of(Damaged, start({"restore.from": nowhere}))
+    assert f"{nowhere}/manifest.json is missing" in said
+    said = sentence_of(OptionError, start({"restore.from": taken.folder / "chk"}))
+    assert "is a checkpointLocation" in said
+    said = sentence_of(IncompatibleCheckpoint, start({"maxParallelism": 64}))
+    assert "maxParallelism 128 and the query 64" in said
+    other = rows.stream().groupBy("k").agg(F.sum("v").alias("total"))
+    said = sentence_of(IncompatibleCheckpoint, start({}, other))
+    assert "does not fit this query" in said
+    said = sentence_of(OptionError, start({"checkpoint.mode": "at_least_once", "checkpoint.unaligned": "true"}))
+    assert "'checkpoint.mode' is at_least_once, which is never unaligned" in said
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+# -- the other promises
+
+
+def test_an_at_least_once_query_that_does_not_fail_gives_each_row_once(rows: Rows, tmp_path: Path) -> None:
+    rows.finish(tmp_path, slots=2, **{"checkpoint.mode": "at_least_once", "source.activeBackpressure": "strict"})
+    assert rows.committed(tmp_path) == rows.answer
