@@ -27,6 +27,12 @@ MODES = [
     pytest.param(3, {"checkpoint.unaligned": "true"}, id="3 slots unaligned"),
     pytest.param(2, {"checkpoint.unaligned": "auto", "checkpoint.alignedTimeout": "20ms"}, id="2 slots switching"),
 ]
+# The interval is shorter than a checkpoint takes, so that the next one starts beside it.
+TWO_AT_ONCE = pytest.param(
+    2,
+    {"checkpoint.unaligned": "true", "checkpoint.maxConcurrent": "2", "checkpoint.interval": "20ms"},
+    id="2 slots, two unaligned at once",
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def test_an_undisturbed_job_commits_every_row_once(
     assert job.committed_rows(spark, tmp_path) == rows.answer
 
 
-@pytest.mark.parametrize(("slots", "options"), MODES)
+@pytest.mark.parametrize(("slots", "options"), [*MODES, TWO_AT_ONCE])
 def test_a_killed_worker_costs_a_generation_and_no_row(
     spark: SparkSession, rows: Rows, tmp_path: Path, chance: random.Random, slots: int, options: dict[str, str]
 ) -> None:
@@ -114,16 +120,26 @@ def test_workers_killed_one_after_the_other(
 def test_a_killed_driver_is_resumed_by_the_next_one(
     spark: SparkSession, rows: Rows, tmp_path: Path, slots: int, options: dict[str, str]
 ) -> None:
-    arguments = ["--input", str(rows.folder), "--slots", str(slots), "--row-cost-ms", str(ROW_COST_MS)]
+    strike_and_resume(spark, rows, tmp_path, options, slots=slots, slots_then=slots)
+
+
+def test_a_killed_driver_is_resumed_at_another_parallelism(spark: SparkSession, rows: Rows, tmp_path: Path) -> None:
+    strike_and_resume(spark, rows, tmp_path, {"checkpoint.unaligned": "true"}, slots=2, slots_then=3)
+
+
+def strike_and_resume(
+    spark: SparkSession, rows: Rows, tmp_path: Path, options: dict[str, str], *, slots: int, slots_then: int
+) -> None:
+    arguments = ["--input", str(rows.folder), "--row-cost-ms", str(ROW_COST_MS)]
     arguments += [word for name, value in (WINDOW | options).items() for word in ("--option", f"{name}={value}")]
-    with watching.driver(tmp_path, *arguments) as first:
+    with watching.driver(tmp_path, "--slots", str(slots), *arguments) as first:
         first.read_until("completed", 2)
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
     committed = len(job.committed_rows(spark, tmp_path))
     assert 0 < committed < len(rows.answer), "killed too early or too late to say anything"
 
-    with watching.driver(tmp_path, *arguments) as second:
+    with watching.driver(tmp_path, "--slots", str(slots_then), *arguments) as second:
         second.read_until("ended")
     log = watching.log_of(tmp_path)
     assert watching.generations_in(log) == [1, 2]

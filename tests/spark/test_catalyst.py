@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
 from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan, UserError
+from tidegate.operators.contract import Times
 from tidegate.plan.expressions import Call, Cast, Column, Literal
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import (
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.spark
 
 COLUMNS = "k long, v int, d double, s string, ts timestamp, dec decimal(8,2)"
 INT64, FLOAT64 = pa.int64(), pa.float64()
+NOW = Times(processing_time_ms=0, watermark_ms=0)
 
 
 class Counter(StatefulProcessor):
@@ -385,18 +387,49 @@ class RememberedState:
         self.value = None
 
 
+class RememberingHandle:
+    """A processor's states, by name, fields and time to live. Time mode None has no timers."""
+
+    def __init__(self) -> None:
+        self.opened: dict[tuple[str, tuple[str, ...], int | None], RememberedState] = {}
+
+    def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> RememberedState:
+        return self.opened.setdefault((name, fields, ttl_ms), RememberedState())
+
+    def register_timer(self, at_ms: int) -> None:
+        raise AssertionError(f"a timer at {at_ms}")
+
+    def delete_timer(self, at_ms: int) -> None:
+        raise AssertionError(f"a timer at {at_ms}")
+
+    def timers(self) -> list[int]:
+        return []
+
+
 def test_a_processor_gets_rows_and_its_outputs_are_matched_by_name(stream: DataFrame) -> None:
     plan = read_plan(
         stream.select("k", "v").groupBy("k").transformWithState(Counter(), "k long, n long", "Update", "None")
     )
     assert isinstance(plan, TransformWithState)
-    opened: dict[tuple[str, tuple[str, ...]], RememberedState] = {}
+    handle = RememberingHandle()
     processor = PySparkUserCode().processor(plan.processor, value_names=["k", "v"], output_names=["k", "n"])
-    processor.init(lambda name, fields: opened.setdefault((name, fields), RememberedState()))
-    assert list(opened) == [("count", ("n",))]
-    assert list(processor.handle_rows((7,), iter([(7, 1), (7, 2)]))) == [(7, 3)]
-    assert list(processor.handle_rows((7,), iter([(7, 4)]))) == [(7, 7)]
+    processor.init(handle)
+    assert list(handle.opened) == [("count", ("n",), None)]
+    assert list(processor.handle_rows((7,), iter([(7, 1), (7, 2)]), NOW)) == [(7, 3)]
+    assert list(processor.handle_rows((7,), iter([(7, 4)]), NOW)) == [(7, 7)]
     processor.close()
+
+
+def test_the_time_that_a_state_lives_reaches_it(stream: DataFrame) -> None:
+    class Forgetful(Counter):
+        def init(self, handle: Any) -> None:
+            handle.getValueState("seen", "n long", ttlDurationMs=5)
+
+    plan = read_plan(stream.groupBy("k").transformWithState(Forgetful(), "k long, n long", "Update", "None"))
+    assert isinstance(plan, TransformWithState)
+    handle = RememberingHandle()
+    PySparkUserCode().processor(plan.processor, value_names=["k", "v"], output_names=["k", "n"]).init(handle)
+    assert list(handle.opened) == [("seen", ("n",), 5)]
 
 
 @pytest.mark.parametrize(
@@ -410,13 +443,13 @@ def test_a_processor_gets_rows_and_its_outputs_are_matched_by_name(stream: DataF
     ],
 )
 def test_outputs_come_back_in_the_order_of_the_schema(output: Any, expected: tuple[Any, ...]) -> None:
-    assert list(_processor_giving(output).handle_rows((1,), iter([]))) == [expected]
+    assert list(_processor_giving(output).handle_rows((1,), iter([]), NOW)) == [expected]
 
 
 @pytest.mark.parametrize("output", [(1,), (1, 2, 3), 5, None])
 def test_an_output_that_is_no_row_is_an_error(output: Any) -> None:
     with pytest.raises(TypeError, match="fields k, n"):
-        list(_processor_giving(output).handle_rows((1,), iter([])))
+        list(_processor_giving(output).handle_rows((1,), iter([]), NOW))
 
 
 def _processor_giving(output: Any) -> Any:

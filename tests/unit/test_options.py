@@ -63,9 +63,8 @@ def test_checkpoints_are_kept_by_number_or_by_time(text: str, keep: KeepNumber |
 
 
 def test_a_number_of_checkpoints_that_is_none_is_refused() -> None:
-    assert "at least 1" in refusal(checkpoint_retained="0")
-    for text in ("many", "-1", "1.5", ""):
-        assert "a number of checkpoints such as 3, or a time such as 1h" in refusal(checkpoint_retained=text)
+    for text in ("0", "-1", "1.5", "many", ""):
+        assert "a number of checkpoints, at least 1, or a time such as 1h" in refusal(checkpoint_retained=text)
 
 
 @pytest.mark.parametrize("mode", ActiveBackpressure)

@@ -1,6 +1,7 @@
 """A slot's part of a checkpoint: gathered, encoded, uploaded, acknowledged; and read back as it was."""
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,7 +43,7 @@ SCHEMA = pa.schema([("v", pa.int64())])
 SOURCE, SINK = TaskId(VertexId(0), 0), TaskId(VertexId(1), 0)
 CHANNEL = ChannelId(EdgeId(0), 0, 0)
 GENERATION = Generation(3)
-ONE, TWO = CheckpointId(1), CheckpointId(2)
+ONE, TWO, THREE = CheckpointId(1), CheckpointId(2), CheckpointId(3)
 PLAN = JobPlan(
     vertices=(
         Vertex(VertexId(0), "source", Scan("rate", {}, SCHEMA), (), None),
@@ -57,11 +58,18 @@ PLAN = JobPlan(
 class Slot:
     """The snapshots of one slot with a source and a sink; `said` is what the coordinator would hear of them at last."""
 
-    def __init__(self, store: Store, *, tasks: Items[TaskId] = (SOURCE, SINK), savepoints: Store | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        tasks: Items[TaskId] = (SOURCE, SINK),
+        savepoints: Store | None = None,
+        clock: ManualClock | None = None,
+    ) -> None:
         self.said: list[Acknowledge | Decline] = []
         self.taken: list[CheckpointId] = []
         self.background = SimBackground()
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.opened: list[str] = []
         self._savepoints = savepoints
         self.snapshots = SlotSnapshots(
@@ -354,20 +362,86 @@ def test_a_savepoint_goes_to_its_own_location_by_paths_of_its_own(tmp_path: Path
     assert (slot.opened, ack.path, savepoints.list()) == (["there"], "0.state", ["0.state"])
 
 
-def test_the_speed_of_storage_is_known_after_an_upload_that_is_large_enough(store: Store) -> None:
-    slot = Slot(store)
+@dataclass(frozen=True, slots=True)
+class SlowFiles(LocalFiles):
+    """Takes 10 ms for each file."""
+
+    clock: ManualClock
+
+    def put(self, path: str, data: Data) -> None:
+        self.clock.advance(10.0)
+        LocalFiles.put(self, path, data)
+
+
+def test_the_speed_of_storage_counts_all_that_was_stored_and_nothing_but_storing(tmp_path: Path) -> None:
+    clock = ManualClock()
+    slot = Slot(SlowFiles(tmp_path, clock), clock=clock)
     slot.take(ONE)
     slot.upload()
-    assert slot.snapshots.storage_bytes_per_ms() is None
+    assert slot.snapshots.storage_bytes_per_ms() is None, "a small file says how long a call takes"
     slot.trigger(TWO)
     slot.snapshot(SOURCE, TWO)
-    slot.snapshot(SINK, TWO)
+    slot.snapshot(SINK, TWO, Prepared([], lambda: slot.clock.advance(1000.0)))
     slot.close(TWO, [received([(4, rows(*range(20_000)))], held_from=5, before=5)])
     slot.snapshots.encode_some(float("inf"))
-    slow = Prepared([], lambda: slot.clock.advance(100.0))
-    slot.snapshots._unsettled[SINK] = {TWO: slow}
     slot.upload()
-    assert slot.snapshots.storage_bytes_per_ms() is None
+    ack = slot.said[1]
+    assert isinstance(ack, Acknowledge)
+    (channels,) = ack.shared
+    assert slot.snapshots.storage_bytes_per_ms() == (ack.length + channels.length) / 20.0
+
+
+# -- finished tasks
+
+
+def test_the_last_snapshot_of_a_finished_task_stands_for_it_in_every_later_checkpoint(store: Store) -> None:
+    slot = Slot(store)
+    slot.trigger(ONE)
+    slot.snapshot(SOURCE, ONE, has_ended=True)
+    slot.snapshot(SINK, ONE)
+    slot.close(ONE)
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    slot.done(ONE)
+    slot.snapshots.on_finished(SOURCE)
+    slot.trigger(TWO)
+    assert slot.taken == [ONE]
+    slot.snapshot(SINK, TWO, kind=CheckpointKind.ALIGNED)
+    assert slot.taken == [ONE, TWO]
+    slot.snapshots.on_held(SINK, TWO, [])
+    slot.snapshots.on_received(SINK, TWO, ())
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    ack = slot.said[1]
+    assert isinstance(ack, Acknowledge)
+    parts = {part.task: part for part in ack.parts}
+    assert parts.keys() == {SOURCE, SINK}
+    assert (parts[SOURCE].kind, parts[SOURCE].alignment_ms) == ("aligned", 0.0), "it did nothing for this one"
+    restore = restore_slot(store, write_manifest(store, ack), PLAN, SlotIndex(0))
+    assert restore.tasks[SOURCE].source_state == b"position"
+
+
+def test_a_task_that_finishes_completes_the_checkpoints_that_wait_for_it(store: Store) -> None:
+    slot = Slot(store)
+    slot.take(ONE)
+    slot.snapshot(SOURCE, TWO, has_ended=True)
+    slot.trigger(THREE)
+    slot.snapshot(SINK, THREE)
+    assert slot.taken == [ONE]
+    slot.snapshots.on_finished(SOURCE)
+    assert slot.taken == [ONE, THREE]
+
+
+def test_no_part_of_a_slot_whose_tasks_have_all_finished_waits_for_anything(store: Store) -> None:
+    slot = Slot(store)
+    for task in (SOURCE, SINK):
+        slot.snapshot(task, ONE, has_ended=True)
+    slot.close(ONE)
+    for task in (SOURCE, SINK):
+        slot.snapshots.on_finished(task)
+    slot.trigger(TWO)
+    assert slot.taken == [ONE, TWO]
+    assert slot.snapshots.has_work()
 
 
 # -- what sinks prepared

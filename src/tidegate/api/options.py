@@ -59,14 +59,14 @@ def _choice(*choices: str) -> Callable[[str, str], str]:
 
 def _kept(name: str, text: str) -> KeepNumber | KeepFor:
     """A bare number counts checkpoints; with a unit it is a time."""
-    if not text.strip().isdecimal():
-        try:
+    try:
+        if any(letter.isalpha() for letter in text):
             return KeepFor(parse_duration_ms(text, option=name))
-        except OptionError:
-            raise OptionError(
-                f"Option {name!r} is {text!r}: write a number of checkpoints such as 3, or a time such as 1h."
-            ) from None
-    return KeepNumber(_count(1)(name, text))
+        return KeepNumber(_count(1)(name, text))
+    except OptionError:
+        raise OptionError(
+            f"Option {name!r} is {text!r}: write a number of checkpoints, at least 1, or a time such as 1h."
+        ) from None
 
 
 def _text(name: str, text: str) -> str:

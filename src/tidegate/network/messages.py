@@ -81,7 +81,10 @@ class AssignSplits(_Message, frozen=True):
 
 
 class TriggerCheckpoint(_Message, frozen=True):
-    """`switch_after_ms` as the barriers carry it. A savepoint names its location; `suspends`: sources stop behind it."""
+    """`switch_after_ms` as the barriers carry it. A savepoint names its location.
+
+    `suspends`: sources stop behind the barrier.
+    """
 
     generation: Generation
     checkpoint: CheckpointId

@@ -16,7 +16,7 @@ import msgspec
 from tidegate.model.errors import Damaged, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 
-# `state` goes by key groups, `split`, `union` and `broadcast` as their names say; `task` is what a task itself remembers.
+# `state` goes by key groups; `split`, `union`, `broadcast` as their names say; `task` is what a task remembers.
 SectionKind: TypeAlias = Literal["state", "split", "union", "broadcast", "source", "task", "channel"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

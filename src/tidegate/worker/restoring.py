@@ -227,7 +227,8 @@ class _Restoring:
     def _broadcast_from(self, vertex: Vertex) -> range:
         chosen = self._broadcast_subtask(vertex.id)
         if chosen is None:
-            return range(self._slot, min(self._slot + 1, self._files.parallelism_of(vertex.id)))
+            # Each its own; without a broadcast edge all have the same, and a new subtask takes any of them.
+            chosen = self._slot % self._files.parallelism_of(vertex.id)
         return range(chosen, chosen + 1)
 
     def _broadcast_subtask(self, vertex: VertexId) -> int | None:
@@ -245,7 +246,7 @@ class _Restoring:
             key = (stored.key.operator, _plain_name(stored))
             items.setdefault(key, []).append(msgspec.msgpack.decode(stored.data, type=list[bytes]))
         for (operator, name), of_subtasks in items.items():
-            if len(subtasks) > 1:
+            if self._files.parallelism_of(vertex.id) != parallelism:
                 own = split_items(of_subtasks, parallelism)[self._slot]
             else:
                 own = [item for items in of_subtasks for item in items]

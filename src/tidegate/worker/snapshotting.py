@@ -1,7 +1,7 @@
 """A slot's part of each checkpoint: gathers snapshots, encodes between steps, uploads behind, acknowledges."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate.connectors.contract import Prepared
 from tidegate.model.clock import Clock
@@ -15,6 +15,7 @@ from tidegate.network.messages import (
     StoredChannel,
     TaskPart,
 )
+from tidegate.protocol.kinds import CheckpointKind
 from tidegate.state.contract import Redistribution
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
@@ -82,6 +83,8 @@ class _Uploaded:
     file: FileSum
     shared: list[SharedFile]
     async_ms: float
+    stored_bytes: int
+    storing_ms: float
 
 
 class SlotSnapshots:
@@ -203,7 +206,7 @@ class SlotSnapshots:
 
     def _go_on(self, checkpoint: CheckpointId, assembly: _Assembly) -> None:
         for task in self._finished - assembly.parts.keys():
-            assembly.parts[task] = _TaskPart(self._last_snapshot[task], (), [])
+            assembly.parts[task] = _TaskPart(_as_of(checkpoint, self._last_snapshot[task]), (), [])
         if self._tasks != assembly.parts.keys():
             return
         if not assembly.has_told_taken:
@@ -258,16 +261,21 @@ class SlotSnapshots:
                 for epoch in prepared:
                     epoch.make_durable()
             store = self._store if savepoint is None else self._open_location(savepoint)
+            storing_since_ms = self._clock.monotonic_ms()
+            stored_bytes = 0
             shared = list(captures.reused)
             if captures.new_pieces:
                 new_file = layout.channel_file(folder, self._slot)
                 new_sum = sum_of(captures.new_pieces)
                 store.put(new_file, captures.new_pieces)
                 shared.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
+                stored_bytes += new_sum.length_bytes
             pieces = assembly.writer.finish()
             file = sum_of(pieces)
             store.put(path, pieces)
-            uploaded.append(_Uploaded(path, file, shared, self._clock.monotonic_ms() - started_ms))
+            now_ms = self._clock.monotonic_ms()
+            stored_bytes += file.length_bytes
+            uploaded.append(_Uploaded(path, file, shared, now_ms - started_ms, stored_bytes, now_ms - storing_since_ms))
 
         def then(error: BaseException | None) -> None:
             if self._assemblies.pop(checkpoint, None) is None:
@@ -281,8 +289,8 @@ class SlotSnapshots:
         self._background.submit(work, then)
 
     def _note_speed(self, uploaded: _Uploaded) -> None:
-        if uploaded.file.length_bytes >= _MEASURED_FROM_BYTES and uploaded.async_ms > 0:
-            self._storage_bytes_per_ms = uploaded.file.length_bytes / uploaded.async_ms
+        if uploaded.stored_bytes >= _MEASURED_FROM_BYTES and uploaded.storing_ms > 0:
+            self._storage_bytes_per_ms = uploaded.stored_bytes / uploaded.storing_ms
 
     def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
         return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]
@@ -326,6 +334,18 @@ class SlotSnapshots:
                 held_elements=held_elements,
             )
         )
+
+
+def _as_of(checkpoint: CheckpointId, last: TaskSnapshot) -> TaskSnapshot:
+    """A finished task's part of a later checkpoint: the same content, and nothing had to be done for it."""
+    return replace(
+        last,
+        checkpoint=checkpoint,
+        kind=CheckpointKind.ALIGNED,
+        start_delay_ms=0.0,
+        alignment_ms=0.0,
+        sync_ms=0.0,
+    )
 
 
 def _task_part(

@@ -21,6 +21,7 @@ from tidegate.model.errors import Superseded
 from tidegate.model.ids import SlotIndex
 from tidegate.plan.lower import fingerprint
 from tidegate.protocol.checkpoints import FailureReason
+from tidegate.protocol.job import JobState
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.protocol.restart import FixedDelay
 from tidegate.testing.simulation.checks import check_end, check_retained
@@ -37,6 +38,7 @@ from tidegate.worker.settings import SlotSettings
 _DRAIN_ROUNDS = 6_000
 # Idle time passes quickly once faults have stopped; the faulty part has looked at every millisecond.
 _DRAIN_TICK_MS = 10.0
+_IDLE_TICK_MS = 100.0
 # Paces change this often while faults strike, so that now one task, now another is the slow one.
 _TURNS_PER_PACE = 200
 # Enough for every strike to find checkpoints, whatever the pace.
@@ -83,7 +85,7 @@ class SimCluster:
         self._old: list[Incarnation] = []
         self._current: Incarnation
         self._actions: list[tuple[Action, Incarnation, SlotIndex | None]] = []
-        self._actions_for: list[object] = []
+        self._actions_for = 0
 
     @property
     def checkpoints(self) -> int:
@@ -134,15 +136,16 @@ class SimCluster:
 
     def _all_actions(self) -> list[tuple[Action, Incarnation, SlotIndex | None]]:
         incarnations = [*self._old, self._current]
-        self._actions_for = [part for i in incarnations for part in (i, i._launch)]
+        self._actions_for = self._processes()
         return [(action, i, slot) for i in incarnations for action, slot in i.actions()]
 
     def _has_changed(self) -> bool:
         """Processes came or went: what can happen next is something else."""
-        now = [part for i in [*self._old, self._current] for part in (i, i._launch)]
-        return len(now) != len(self._actions_for) or any(
-            a is not b for a, b in zip(now, self._actions_for, strict=True)
-        )
+        return self._processes() != self._actions_for
+
+    def _processes(self) -> int:
+        """Another number for every set of processes."""
+        return self.starts + len(self._old) * 1_000 + self._current.launches * 1_000_000
 
     def _disturb(self) -> None:
         self._strike_when_due()
@@ -180,8 +183,7 @@ class SimCluster:
         self._turns_until_strike = self.random.randint(0, 60)
 
     def _completed(self) -> int:
-        statistics = self._current.driver.view().statistics
-        return 0 if statistics is None else statistics.completed
+        return self._current.driver._running.statistics().completed
 
     def _strike_when_due(self) -> None:
         if self.strikes >= self.scenario.strikes:
@@ -265,6 +267,7 @@ class SimCluster:
             failure = old.driver.failure
             if old.is_alive and failure is not None and not isinstance(failure, Superseded):
                 raise SimulationFailed(f"a driver that was overtaken ended with {failure}")
+        self._check_windows()
         if self._current.driver.is_over and self._current.driver.failure is not None:
             raise SimulationFailed(f"the job failed: {self._current.driver.failure}")
         stopping = self._stopping
@@ -274,6 +277,14 @@ class SimCluster:
             self._stopping = None  # it goes on as if nothing had been asked
         elif self._current.driver.is_over:
             self._start_from(stopping.answer.result())
+
+    def _check_windows(self) -> None:
+        """When all input has ended, every byte that a channel was lent has been consumed at its other end."""
+        current = self._current
+        if current.has_checked_windows or not current.driver.is_leaving:
+            return
+        if current.driver.view().state == JobState.FINISHING.value:
+            current.check_windows()
 
     def _start_from(self, savepoint: str) -> None:
         """In the same location, or with the savepoint in a new one."""
@@ -360,13 +371,15 @@ class SimCluster:
         raise SimulationFailed(f"no progress: {state} still, {_DRAIN_ROUNDS} rounds after the faults stopped")
 
     def _round(self) -> None:
-        self.world.clock.advance(self.random.random() * _DRAIN_TICK_MS)
         actions = self._all_actions()
         self.random.shuffle(actions)
         self.turns += len(actions)
+        moved = False
         for action, incarnation, _ in actions:
             if incarnation.is_alive and not incarnation.driver.is_over:
-                action.act()
+                moved |= action.act()
+        # Where all wait for time to pass, it passes quickly.
+        self.world.clock.advance(self.random.random() * (_DRAIN_TICK_MS if moved else _IDLE_TICK_MS))
 
     @contextmanager
     def _connectors(self) -> Iterator[None]:

@@ -69,6 +69,8 @@ class Incarnation:
         self._notes: deque[Callable[[], None]] = deque()
         self._launch: _Launch | None = None
         self._launch_number = 0
+        self.launches = 0
+        self.has_checked_windows = False
         self._members: dict[SlotIndex, SimSlot] = {}
         self._lanes: dict[tuple[Generation, SlotIndex, SlotIndex], LaneLink] = {}
         self._slices = RandomSlices(random, network.most_rows_per_slice)
@@ -111,6 +113,7 @@ class Incarnation:
             )
             for index in self.indexes
         ]
+        self.launches += 1
         self._launch = _Launch(made, on_exit, list(made))
         return self._launch
 
@@ -179,14 +182,20 @@ class Incarnation:
             slot.kill()
         return begun
 
-    def in_flight_bytes(self) -> dict[str, int]:
-        return {
-            str(output.channel): output.in_flight_bytes()
-            for slot in self.slots
-            if slot.tasks is not None
-            for output in slot.tasks.outputs
-            if output.in_flight_bytes()
-        }
+    def check_windows(self) -> None:
+        """Bytes in flight are conserved: what a sender still counts, its receiver has consumed and not yet granted."""
+        self.has_checked_windows = True
+        gates = [task.gate for slot in self.slots if slot.tasks for task in slot.tasks.tasks if task.gate is not None]
+        consumed = {channel: state.position() for gate in gates for channel, state in gate._channels.items()}
+        for gate in gates:
+            if gate.queued_bytes():
+                raise SimulationFailed(f"{gate.queued_bytes()} bytes are queued although all input has ended")
+        for output in [output for slot in self.slots if slot.tasks for output in slot.tasks.outputs]:
+            counted = [sequence for sequence, _ in output._window._in_flight]
+            if output._gathered_bytes or output._unsent or output._window.in_flight_bytes < 0:
+                raise SimulationFailed(f"{output.channel} holds rows although all input has ended")
+            if counted and output.channel in consumed and max(counted) >= consumed[output.channel]:
+                raise SimulationFailed(f"{output.channel} counts element {max(counted)}, which nobody has consumed")
 
     # -- inside
 

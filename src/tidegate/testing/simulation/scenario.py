@@ -52,7 +52,7 @@ def scenario_of(seed: int) -> Scenario:
         seed=seed,
         shape=_shape(seed, topology, random),
         slots=random.choice([1, 2, 2, 3, 3]),
-        rescales=random.random() < 0.5,
+        rescales=random.random() < 0.7,
         runs=random.choice([1, 1, 1, 2]) if topology is not Topology.LATE else 1,
         switch_after_ms=random.choice([None, 0.0, 0.0, random.uniform(1, 25)]),
         checkpoints=CheckpointSettings(
