@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tidegate.connectors.registry import open_source
 from tidegate.coordinator.history import Underway
 from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.errors import Damaged
@@ -222,7 +223,13 @@ def in_flight(plan: JobPlan) -> dict[ChannelId, Captured]:
             own = candidates[10 * receiver : 10 * receiver + 10]
         # Receivers of a broadcast are not equally far: the last one has the least left.
         first = 5 + receiver
-        elements = [rows(*own[0:3]), rows(*own[3:5]), Watermark(7), rows(*own[5:6]), rows(*own[6:9])]
+        elements: list[NumberedElement] = [
+            rows(*own[0:3]),
+            rows(*own[3:5]),
+            Watermark(7),
+            rows(*own[5:6]),
+            rows(*own[6:9]),
+        ]
         shift = receiver if isinstance(edge.partitioning, BroadcastPartitioning) else 0
         captured[ChannelId(edge.id, sender, receiver)] = Captured(
             tuple(elements[shift:]), first=first, row=0 if shift else 1, held=2
@@ -541,12 +548,8 @@ def test_new_senders_alone_make_channels_new_and_key_groups_keep_their_time(stor
 
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_readers_and_the_driver_find_the_same_positions(store: LocalFiles, new: int) -> None:
-    scan = Scan(
-        "rate", {"rowsPerSecond": "1000"}, pa.schema([("timestamp", pa.timestamp("us")), ("value", pa.int64())])
-    )
+    scan = Scan("rate", {"rowsPerSecond": "1000"}, pa.schema([("value", pa.int64())]))
     plan = plan_of(2, source=scan)
-    from tidegate.connectors.registry import open_source
-
     readers = [open_source(scan).reader(subtask=subtask, parallelism=2) for subtask in range(2)]
     job = Job(store, plan, sources={TaskId(SENDER, s): reader.snapshot() for s, reader in enumerate(readers)})
     manifest = job.write()

@@ -11,7 +11,7 @@ from tidegate.testing.simulation.steps import CrashAt, Step
 from tidegate.testing.simulation.world import SimulationFailed
 from tidegate.testing.sink_suite import SinkSuite
 from tidegate.testing.source_suite import SourceSuite
-from tidegate.testing.state_suite import StateSuite
+from tidegate.testing.state_suite import StateBackendSuite
 from tidegate.testing.store_suite import StoreSuite
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "SinkSuite",
     "Slow",
     "SourceSuite",
-    "StateSuite",
+    "StateBackendSuite",
     "Step",
     "StoreOperation",
     "StoreSuite",
