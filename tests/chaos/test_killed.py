@@ -120,31 +120,40 @@ def test_workers_killed_one_after_the_other(
 def test_a_killed_driver_is_resumed_by_the_next_one(
     spark: SparkSession, rows: Rows, tmp_path: Path, slots: int, options: dict[str, str]
 ) -> None:
-    strike_and_resume(spark, rows, tmp_path, options, slots=slots, slots_then=slots)
+    arguments = driver_arguments(rows, slots, options)
+    kill_driver(spark, rows, tmp_path, arguments)
+    with watching.driver(tmp_path, *arguments) as second:
+        second.read_until("ended")
+    assert_resumed(spark, rows, tmp_path)
 
 
 def test_a_killed_driver_is_resumed_at_another_parallelism(spark: SparkSession, rows: Rows, tmp_path: Path) -> None:
-    strike_and_resume(spark, rows, tmp_path, {"checkpoint.unaligned": "true"}, slots=2, slots_then=3)
+    options = {"checkpoint.unaligned": "true"}
+    kill_driver(spark, rows, tmp_path, driver_arguments(rows, 2, options))
+    await_end(start(spark, rows, tmp_path, 3, options))
+    assert_resumed(spark, rows, tmp_path)
 
 
-def strike_and_resume(
-    spark: SparkSession, rows: Rows, tmp_path: Path, options: dict[str, str], *, slots: int, slots_then: int
-) -> None:
-    arguments = ["--input", str(rows.folder), "--row-cost-ms", str(ROW_COST_MS)]
-    arguments += [word for name, value in (WINDOW | options).items() for word in ("--option", f"{name}={value}")]
-    with watching.driver(tmp_path, "--slots", str(slots), *arguments) as first:
+def driver_arguments(rows: Rows, slots: int, options: dict[str, str]) -> list[str]:
+    arguments = ["--input", str(rows.folder), "--slots", str(slots), "--row-cost-ms", str(ROW_COST_MS)]
+    return arguments + [word for name, value in (WINDOW | options).items() for word in ("--option", f"{name}={value}")]
+
+
+def kill_driver(spark: SparkSession, rows: Rows, folder: Path, arguments: list[str]) -> None:
+    """After two checkpoints, and before the end."""
+    with watching.driver(folder, *arguments) as first:
         first.read_until("completed", 2)
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
-    committed = len(job.committed_rows(spark, tmp_path))
+    committed = len(job.committed_rows(spark, folder))
     assert 0 < committed < len(rows.answer), "killed too early or too late to say anything"
 
-    with watching.driver(tmp_path, "--slots", str(slots_then), *arguments) as second:
-        second.read_until("ended")
-    log = watching.log_of(tmp_path)
+
+def assert_resumed(spark: SparkSession, rows: Rows, folder: Path) -> None:
+    log = watching.log_of(folder)
     assert watching.generations_in(log) == [1, 2]
     assert len(watching.completed_before_generation(log, 2)) >= 2
-    assert job.committed_rows(spark, tmp_path) == rows.answer
+    assert job.committed_rows(spark, folder) == rows.answer
 
 
 def test_a_worker_killed_on_a_cluster_of_executors(spark: SparkSession, rows: Rows, tmp_path: Path) -> None:

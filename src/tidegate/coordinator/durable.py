@@ -31,11 +31,15 @@ from tidegate.storage.job_log import (
     uncommitted,
 )
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
+from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
 from tidegate.worker.restoring import read_source_states
 
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
 _REMEMBERED_COMMITTABLES = 100_000
+# Before it is chosen, a checkpoint up to this size is read as a whole; of a larger one only lengths are compared, and
+# the slots find other damage when they read it.
+_READ_TO_CHECK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +173,16 @@ class DurableJob:
                 raise Damaged(message)
 
     def _damage_of(self, completed: CheckpointCompleted) -> str | None:
-        """One sentence if its manifest cannot be used or a file that it names is missing or of another length."""
+        """One sentence if its manifest or a file that it names cannot be used."""
         try:
             store, manifest = self._place_of(completed), self._manifest(completed)
-            for path, length_bytes in _files_of(manifest):
-                found_bytes = store.size(path)
-                if found_bytes != length_bytes:
-                    return f"{path} has {found_bytes} bytes where the manifest says {length_bytes}."
+            files = _files_of(manifest)
+            is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
+            for path, file in files.items():
+                if is_small:
+                    check_sum(store.read(path), file, name=path)
+                elif (found_bytes := store.size(path)) != file.length_bytes:
+                    return f"{path} has {found_bytes} bytes where the manifest says {file.length_bytes}."
         except Damaged as error:
             return str(error)
         return None
@@ -334,9 +341,11 @@ def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
     return layout.CheckpointFolder(completed.checkpoint, completed.generation)
 
 
-def _files_of(manifest: Manifest) -> list[tuple[str, int]]:
-    files = [(slot.path, slot.length_bytes) for slot in manifest.slots]
-    return files + sorted({(file.path, file.length) for slot in manifest.slots for file in slot.shared})
+def _files_of(manifest: Manifest) -> dict[str, FileSum]:
+    files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots}
+    for slot in manifest.slots:
+        files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
+    return files
 
 
 def _committables(manifest: Manifest) -> list[bytes]:

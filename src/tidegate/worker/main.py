@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tidegate.model.clock import SystemClock
-from tidegate.model.errors import SlotLost, TidegateError, UserCodeFailure, UserError
+from tidegate.model.errors import Damaged, SlotLost, TidegateError, UserCodeFailure, UserError
 from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener
 from tidegate.network.connection import ConnectionLost, ControlConnection
@@ -176,7 +176,7 @@ class _Slot:
             Failed(
                 self._session.generation,
                 is_user_code=isinstance(error, UserCodeFailure),
-                is_final=isinstance(error, UserError),
+                is_final=isinstance(error, UserError | Damaged),
                 message=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
                 traceback=traceback.format_exc(),
             )
