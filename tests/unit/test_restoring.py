@@ -381,6 +381,23 @@ def test_a_missing_element_is_damage_and_names_the_channel(store: LocalFiles, ne
             restore_slot(store, MANIFEST, plan_of(new), SlotIndex(slot))
 
 
+@pytest.mark.parametrize("new", [1, 2])
+def test_of_a_batch_that_was_stored_before_it_was_half_done_the_done_rows_are_cut_off(
+    store: LocalFiles, new: int
+) -> None:
+    """A later checkpoint refers to the file of an earlier one, which holds all rows, and says how many are done."""
+    channel = ChannelId(EdgeId(0), 0, 0)
+    job = Job(store, plan_of(1), {channel: Captured((rows(1, 2, 3), rows(4)), first=4)}, inline_below_bytes=0)
+    manifest = job.write()
+    later = msgspec.structs.replace(manifest.channels[0], row=2)
+    store.put(MANIFEST, encode_manifest(msgspec.structs.replace(manifest, channels=[later])))
+    restores = job.restore(plan_of(new))
+    assert sorted(value for restore in restores for value in recovered_values(restore)) == [3, 4]
+    if new == 1:
+        head = restores[0].recovered[channel].elements[0]
+        assert (head.sequence, head.first_row) == (4, 2)
+
+
 def test_a_damaged_shared_file_is_named(store: LocalFiles) -> None:
     plan = plan_of(1)
     job = Job(store, plan, in_flight(plan), inline_below_bytes=0)

@@ -35,7 +35,7 @@ class GenerationRun(Protocol):
 class SlotSession:
     """`begin` leaves the old generation and connects for a new one; `on_built` is then told of its tasks.
 
-    `on_error` hears what tasks raise when they are told something.
+    `on_error` hears what tasks raise when they are told something, or made to leave.
     """
 
     begin: Callable[[Deploy], None]
@@ -61,8 +61,12 @@ class SlotSession:
             case Leave():
                 self.has_left = True
             case Deploy():
-                self.begin(message)
+                # First, so that a failure to begin is reported as this generation's.
                 self.deploy = message
+                try:
+                    self.begin(message)
+                except Exception as error:
+                    self.on_error(error)
             case _ if self.run is None or message.generation != self.generation:
                 return  # of a generation that this slot has left, or failed in
             case Run():

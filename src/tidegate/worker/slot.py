@@ -103,10 +103,13 @@ class SlotRun:
         return self._receive(0.0 if is_busy else self._wait_ms(), extra_fds)
 
     def close(self) -> None:
-        self._tasks.close()
-        for peer in self._peers.values():
-            peer.control.close()
-            peer.data.close()
+        try:
+            self._tasks.close()
+        finally:
+            # Whatever user code does when it is closed: peers must see that this generation is gone.
+            for peer in self._peers.values():
+                peer.control.close()
+                peer.data.close()
 
     def _step_tasks(self) -> bool:
         moved = False
