@@ -49,8 +49,8 @@ lint: setup
 	@$(BIN)/mypy --no-error-summary
 	@report=$$($(BIN)/lint-imports) || { echo "$$report"; exit 1; }
 
-sim: setup ## Simulate whole jobs; SEED=7 replays one, SEEDS=500 runs more
-	@$(if $(SEED),SEED=$(SEED)) $(if $(SEEDS),SEEDS=$(SEEDS)) $(BIN)/python -m pytest -q tests/simulation
+sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, SEEDS=500 plays so many
+	@$(BIN)/python -m tidegate.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),3000) --processes 2)
 
 bench: setup ## Measure throughput and checkpoints on this machine
 	@$(BIN)/python benchmarks/throughput.py

@@ -241,9 +241,7 @@ def _spec(plan: JobPlan, location: str) -> JobSpec:
     return JobSpec(
         name="at-size",
         job_id="at-size",
-        slot_settings=SlotSettings(
-            plan=plan, checkpoint_location=location, window_bytes=1 << 20, state_backend="heap"
-        ),
+        slot_settings=SlotSettings(plan=plan, checkpoint_location=location, window_bytes=1 << 20, state_backend="heap"),
         fingerprint=tuple(fingerprint(plan)),
         checkpoints=CheckpointSettings(
             interval_ms=3_600_000.0, timeout_ms=600_000.0, min_pause_ms=0.0, max_concurrent=1, tolerable_failures=0

@@ -76,7 +76,7 @@ def gate(count: int) -> Gate:
 
 
 def pass_gate(gate: Gate, count: int, kind: CheckpointKind) -> int:
-    """Rows, a watermark and rows before the barrier; rows and a watermark behind it, which an aligned one holds back."""
+    """Rows, a watermark and rows before the barrier; an aligned one holds back what stands behind it."""
     channels = channels_of(count)
     _arrive(gate, channels, [(0, _ROWS), (1, Watermark(1))], BEFORE_ALL)
     results: list[GateResult] = []

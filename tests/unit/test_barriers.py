@@ -1,12 +1,10 @@
 """The receiving side of barriers: what the machine asks of its gate, event by event."""
 
-from collections.abc import Iterator
-from random import Random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.exchanges import Exchange, history
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
 from tidegate.protocol.barriers import (
@@ -19,7 +17,6 @@ from tidegate.protocol.barriers import (
     TakeSnapshot,
     TrimCapture,
 )
-from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.kinds import CheckpointKind, Guarantee
 
 A = ChannelId(EdgeId(0), 0, 0)
@@ -388,6 +385,15 @@ def test_aborting_one_checkpoint_leaves_the_others_alone() -> None:
     assert gate.arrive(B, 0) == [capture(2, B)]
 
 
+def test_aborts_of_checkpoints_whose_barriers_never_come_are_not_remembered_for_ever() -> None:
+    gate = Gate(None)
+    for checkpoint in range(1, 3000):
+        gate.abort(checkpoint)
+    assert len(gate.machine._aborted_ahead) <= 1000
+    assert gate.barrier(A, 2999, before=0) == []
+    assert gate.machine.waiting_for(CheckpointId(2999)) == frozenset()
+
+
 # -- disagreement
 
 
@@ -558,124 +564,61 @@ def test_an_aligned_savepoint_waits_on_behind_an_older_unaligned_checkpoint() ->
 # -- any interleaving
 
 
-class Sender:
-    """A source at the far end of a channel, with lanes for data, for messages and from the coordinator."""
-
-    def __init__(self, channel: ChannelId) -> None:
-        self.channel = channel
-        self.cuts = ChannelCuts(first_unsent=Sequence(0))
-        self.sealed = self.sent = 0
-        self.epoch = 0
-        self.has_finished = False
-        self.orders: list[tuple[str, int, float | None]] = []
-        self.data: list[tuple[int, int]] = []
-        self.messages: list[tuple[str, int, Cut | None, float | None]] = []
-        self.barriers: dict[int, int] = {}
-        self.held: dict[int, range] = {}
-
-    def send(self) -> None:
-        if self.sent < self.sealed:
-            self.data.append((self.sent, self.epoch))
-            self.sent += 1
-            self._perform(self.cuts.on_sent(Sequence(self.sent)))
-
-    def obey(self, now_ms: float) -> None:
-        if not self.orders:
-            return
-        order, checkpoint, switch_after_ms = self.orders.pop(0)
-        if order == "abort":
-            self.cuts.on_abort(CheckpointId(checkpoint))
-        elif not self.has_finished:
-            self.barriers[checkpoint] = self.sealed
-            before = Sequence(self.sealed)
-            self.messages.append(("barrier", checkpoint, Cut(before, before), switch_after_ms))
-            kind = UNALIGNED if switch_after_ms == 0 else ALIGNED
-            switch_at_ms = None if switch_after_ms is None else now_ms + switch_after_ms
-            id = CheckpointId(checkpoint)
-            self._perform(self.cuts.on_snapshot(id, kind, before=before, switch_at_ms=switch_at_ms))
-
-    def on_time(self, now_ms: float) -> None:
-        self._perform(self.cuts.on_time(now_ms))
-
-    def _perform(self, sends: list[SendCut]) -> None:
-        for send in sends:
-            self.held[send.checkpoint] = range(send.cut.held_from, send.cut.before)
-            self.messages.append(("cut", send.checkpoint, send.cut, None))
-            self.epoch = max(self.epoch, send.checkpoint)
-
-
-class Exchange:
-    """Some senders, one gate, and what it makes of every checkpoint."""
+class MachineExchange(Exchange):
+    """The bare machine, and what it makes of every checkpoint."""
 
     def __init__(self, count: int) -> None:
-        self.senders = [Sender(ChannelId(EdgeId(0), sender, 0)) for sender in range(count)]
+        super().__init__(count)
         start = Sequence(0)
         self.machine = GateBarriers([(sender.channel, start, start) for sender in self.senders])
         self.queues: dict[ChannelId, list[tuple[int, int]]] = {sender.channel: [] for sender in self.senders}
-        self.consumed = {sender.channel: 0 for sender in self.senders}
-        self.orders: list[tuple[str, int, float | None]] = []
-        self.now_ms = 0.0
-        self.triggered: list[int] = []
-        self.aborted: set[int] = set()
+        self.positions = {sender.channel: 0 for sender in self.senders}
         self.taken: dict[int, dict[ChannelId, int]] = {}
-        self.closed: list[int] = []
         self.captures: dict[int, dict[ChannelId, list[int]]] = {}
 
-    def act(self, event: str, number: int) -> None:
-        sender = self.senders[number % len(self.senders)]
-        match event:
-            case "seal" if not sender.has_finished:
-                sender.sealed += 1
-            case "send":
-                sender.send()
-            case "obey":
-                sender.obey(self.now_ms)
-            case "deliver data" if sender.data:
-                sequence, epoch = sender.data.pop(0)
-                self.queues[sender.channel].append((sequence, epoch))
-                self.perform(self.machine.on_arrival(sender.channel, Sequence(sequence), now_ms=self.now_ms), sequence)
-            case "deliver message" if sender.messages:
-                self.perform(self._message(sender, *sender.messages.pop(0)))
-            case "consume":
-                self._consume(sender.channel)
-            case "time":
-                self.now_ms += number
-                for each in self.senders:
-                    each.on_time(self.now_ms)
-                self.perform(self.machine.on_time(self.now_ms))
-            case "trigger" if len(self.triggered) < 3:
-                checkpoint = len(self.triggered) + 1
-                self.triggered.append(checkpoint)
-                self._order("trigger", checkpoint, (None, 0.0, 20.0)[number % 3])
-            case "abort" if self.triggered and self.triggered[-1] not in self.aborted | set(self.closed):
-                self.aborted.add(self.triggered[-1])
-                self._order("abort", self.triggered[-1], None)
-            case "gate obeys" if self.orders:
-                order, checkpoint, switch_after_ms = self.orders.pop(0)
-                id = CheckpointId(checkpoint)
-                if order == "abort":
-                    self.perform(self.machine.on_abort(id))
-                else:
-                    self.perform(
-                        self.machine.on_triggered(id, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=self.now_ms)
-                    )
-            case "finish" if not sender.has_finished and self.consumed[sender.channel] == sender.sealed:
-                sender.has_finished = True
-                sender.messages.append(("finished", 0, None, None))
+    def arrive(self, channel: ChannelId, sequence: Sequence, epoch: CheckpointId) -> None:
+        self.queues[channel].append((sequence, epoch))
+        self.perform(self.machine.on_arrival(channel, sequence, now_ms=self.now_ms), sequence)
 
-    def drain(self) -> None:
-        """Everything that is under way comes to its end; no timeout helps."""
-        for _ in range(200):
-            for number in range(len(self.senders)):
-                for event in ("obey", "send", "deliver data", "deliver message", "consume", "gate obeys"):
-                    self.act(event, number)
+    def barrier(self, channel: ChannelId, id: CheckpointId, at: Sequence, switch_after_ms: float | None) -> None:
+        self.perform(
+            self.machine.on_barrier(
+                channel, id, before=at, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=self.now_ms
+            )
+        )
+
+    def cut(self, channel: ChannelId, id: CheckpointId, cut: Cut) -> None:
+        self.perform(self.machine.on_cut(channel, id, cut, now_ms=self.now_ms))
+
+    def finished(self, channel: ChannelId) -> None:
+        self.perform(self.machine.on_finished(channel, now_ms=self.now_ms))
+
+    def trigger(self, id: CheckpointId, switch_after_ms: float | None) -> None:
+        self.perform(self.machine.on_triggered(id, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=self.now_ms))
+
+    def abort(self, id: CheckpointId) -> None:
+        self.perform(self.machine.on_abort(id))
+
+    def pass_time(self) -> None:
+        self.perform(self.machine.on_time(self.now_ms))
+
+    def consume(self, channel: ChannelId) -> None:
+        queue = self.queues[channel]
+        if queue and self.machine.may_consume(channel, epoch=CheckpointId(queue[0][1])):
+            queue.pop(0)
+            self.positions[channel] += 1
+            position = Sequence(self.positions[channel])
+            self.perform(self.machine.on_consumed(channel, position, now_ms=self.now_ms))
+
+    def consumed(self, channel: ChannelId) -> int:
+        return self.positions[channel]
 
     def perform(self, actions: list[GateAction], arrived: int | None = None) -> None:
         for action in actions:
             match action:
                 case TakeSnapshot(checkpoint, kind):
                     assert checkpoint not in self.taken
-                    self.taken[checkpoint] = dict(self.consumed)
+                    self.taken[checkpoint] = dict(self.positions)
                     if kind is not ALIGNED:
                         self.captures[checkpoint] = {
                             channel: [sequence for sequence, _ in queue] for channel, queue in self.queues.items()
@@ -691,61 +634,15 @@ class Exchange:
                 case DropCapture(checkpoint):
                     self.captures.pop(checkpoint, None)
 
-    def _order(self, order: str, checkpoint: int, switch_after_ms: float | None) -> None:
-        for orders in (self.orders, *(sender.orders for sender in self.senders)):
-            orders.append((order, checkpoint, switch_after_ms))
-
-    def _message(
-        self, sender: Sender, message: str, checkpoint: int, cut: Cut | None, switch_after_ms: float | None
-    ) -> list[GateAction]:
-        if cut is None:
-            return self.machine.on_finished(sender.channel, now_ms=self.now_ms)
-        if message == "cut":
-            return self.machine.on_cut(sender.channel, CheckpointId(checkpoint), cut, now_ms=self.now_ms)
-        return self.machine.on_barrier(
-            sender.channel,
-            CheckpointId(checkpoint),
-            before=cut.before,
-            age_ms=0.0,
-            switch_after_ms=switch_after_ms,
-            now_ms=self.now_ms,
-        )
-
-    def _consume(self, channel: ChannelId) -> None:
-        queue = self.queues[channel]
-        if queue and self.machine.may_consume(channel, epoch=CheckpointId(queue[0][1])):
-            queue.pop(0)
-            self.consumed[channel] += 1
-            consumed = Sequence(self.consumed[channel])
-            self.perform(self.machine.on_consumed(channel, consumed, now_ms=self.now_ms))
-
-
-_EVENTS = ["seal", "send", "obey", "deliver data", "deliver message", "consume", "time", "gate obeys"]
-
-
-def history(seed: int) -> Iterator[tuple[str, int]]:
-    """Up to three triggers among other events, some of which are rare or frequent in one history and not in another."""
-    random = Random(seed)
-    weights = [random.choice((0.2, 1.0, 5.0)) for _ in _EVENTS]
-    for event in random.choices(_EVENTS, weights, k=random.randrange(20, 200)):
-        yield event, random.randrange(12)
-        match random.random():
-            case chance if chance < 0.05:
-                yield "trigger", random.randrange(3)
-            case chance if chance < 0.06:
-                yield "abort", 0
-            case chance if chance < 0.07:
-                yield "finish", random.randrange(12)
-
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(2, 4), st.integers(0, 1 << 32))
 def test_whatever_the_order_each_element_below_a_barrier_is_processed_or_captured_once(count: int, seed: int) -> None:
-    exchange = Exchange(count)
+    exchange = MachineExchange(count)
     for event, number in history(seed):
         exchange.act(event, number)
     exchange.drain()
-    whole = [checkpoint for checkpoint in exchange.triggered if checkpoint not in exchange.aborted]
+    whole = exchange.whole()
     assert [checkpoint for checkpoint in exchange.taken if checkpoint in whole] == whole
     assert sorted(checkpoint for checkpoint in exchange.closed if checkpoint in whole) == whole
     assert len(exchange.closed) == len(set(exchange.closed))
@@ -754,6 +651,5 @@ def test_whatever_the_order_each_element_below_a_barrier_is_processed_or_capture
             processed = list(range(exchange.taken[checkpoint][sender.channel]))
             captured = exchange.captures.get(checkpoint, {}).get(sender.channel, [])
             held = list(sender.held.get(checkpoint, ()))
-            before = sender.barriers.get(checkpoint, sender.sealed if sender.has_finished else None)
-            assert before is not None
-            assert processed + captured + held == list(range(before)), f"checkpoint {checkpoint} on {sender.channel}"
+            below = list(range(exchange.before(sender, checkpoint)))
+            assert processed + captured + held == below, f"checkpoint {checkpoint} on {sender.channel}"

@@ -667,6 +667,15 @@ def test_a_savepoint_of_a_job_that_does_not_run_is_refused(afterwards: Afterward
     assert (job.state, type(late.answer.exception(0))) == ("stopped", JobFailure)
 
 
+def test_who_still_waits_for_a_savepoint_when_the_job_is_over_is_let_go() -> None:
+    job, asked = Hand(), wish()
+    job.run()
+    job.driver.ask_for_savepoint(asked)
+    job.driver.crash(JobFailure("a bug"))
+    job.driver.release_waiting()
+    assert str(asked.answer.exception(0)) == "The savepoint was not taken: the query has ended."
+
+
 def test_a_stop_does_not_wait_for_a_savepoint_to_stop_with() -> None:
     job, asked = Hand(), wish(Afterwards.SUSPEND)
     job.run()

@@ -367,6 +367,17 @@ def test_a_savepoint_that_its_owner_removed_does_not_keep_old_checkpoints_alive(
     assert place.files() == ["checkpoints/3-g2/0.state", "checkpoints/3-g2/manifest.json"]
 
 
+def test_a_savepoint_that_its_owner_removed_does_not_stop_the_commit_of_what_followed(
+    place: Place, tmp_path: Path
+) -> None:
+    job = place.started()
+    path = take_savepoint(job, tmp_path / "mine", 1)
+    job.complete(manifest(2, has_state=False))
+    (Path(path) / "manifest.json").unlink()
+    assert place.open().start_generation(at_ms=1).restored_checkpoint == 2
+    assert place.committer.committed == [(1, [b"epoch 1"]), (2, [b"epoch 2"])]
+
+
 SHARED_1, SHARED_2, SHARED_3 = (f"shared/{at}-g1-s0.channels" for at in (1, 2, 3))
 
 

@@ -2,7 +2,10 @@
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.unit.exchanges import Exchange, history
 from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
 from tidegate.protocol.barriers import Cut, TakeSnapshot
@@ -439,3 +442,107 @@ def test_a_checkpoint_that_must_stay_aligned_does_not_switch_however_dear_waitin
 def test_what_waits_behind_the_barrier_does_not_make_waiting_dear(now_ms: float) -> None:
     gate = _waiting_gate(1000.0, behind_the_barrier=True)
     assert gate.on_time(now_ms, storage_bytes_per_ms=1000.0) == []
+
+
+# -- any interleaving
+
+
+def sent_as(sequence: int) -> NumberedElement:
+    """Every third element is a mark, the others have two rows that name the element."""
+    return Watermark(sequence) if sequence % 3 == 2 else rows(10 * sequence, 10 * sequence + 1)
+
+
+def rows_of(sequences: range) -> list[int]:
+    return [value for s in sequences if isinstance(element := sent_as(s), Batch) for value in values(element)]
+
+
+class GateExchange(Exchange):
+    """A whole gate that is consumed row by row, with something recovered on its first channel."""
+
+    def __init__(self, count: int, recovered: int) -> None:
+        super().__init__(count)
+        first = self.senders[0]
+        first.sealed = first.sent = recovered
+        first.cuts.on_sent(Sequence(recovered))
+        elements = tuple(arrived(sequence, sent_as(sequence)) for sequence in range(recovered))
+        self.gate = PlainGate(
+            [(s.channel, RecoveredChannel(elements, Sequence(recovered)) if s is first else NEW) for s in self.senders],
+            window_bytes=1,
+        )
+        self.processed: dict[ChannelId, list[int]] = {sender.channel: [] for sender in self.senders}
+        self.taken: dict[int, dict[ChannelId, list[int]]] = {}
+        self.captures: dict[int, dict[ChannelId, list[int]]] = {}
+
+    def arrive(self, channel: ChannelId, sequence: Sequence, epoch: CheckpointId) -> None:
+        self.perform(self.gate.on_arrival(channel, arrived(sequence, sent_as(sequence), epoch), self.now_ms))
+
+    def barrier(self, channel: ChannelId, id: CheckpointId, at: Sequence, switch_after_ms: float | None) -> None:
+        self.perform(
+            self.gate.on_barrier(
+                channel, id, before=at, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=self.now_ms
+            )
+        )
+
+    def cut(self, channel: ChannelId, id: CheckpointId, cut: Cut) -> None:
+        self.perform(self.gate.on_cut(channel, id, cut, self.now_ms))
+
+    def finished(self, channel: ChannelId) -> None:
+        self.perform(self.gate.on_finished(channel, self.now_ms))
+
+    def trigger(self, id: CheckpointId, switch_after_ms: float | None) -> None:
+        self.perform(self.gate.on_triggered(id, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=self.now_ms))
+
+    def abort(self, id: CheckpointId) -> None:
+        self.gate.on_abort(id)
+
+    def pass_time(self) -> None:
+        self.perform(self.gate.on_time(self.now_ms, storage_bytes_per_ms=None))
+
+    def consume(self, channel: ChannelId) -> None:
+        """Whatever channel is asked for: the gate has an order of its own."""
+        self.perform(self.gate.skip_markers(self.now_ms))
+        piece = self.gate.next_slice(1)
+        if piece is not None:
+            self.processed[piece.channel] += values(piece)
+            self.perform(self.gate.consumed(piece, self.now_ms, elapsed_ms=1.0))
+
+    def consumed(self, channel: ChannelId) -> int:
+        return self.gate._channels[channel].position()
+
+    def perform(self, results: "list[TakeSnapshot | ClosedCapture]") -> None:
+        for result in results:
+            match result:
+                case TakeSnapshot(checkpoint):
+                    assert checkpoint not in self.taken
+                    self.taken[checkpoint] = {channel: list(done) for channel, done in self.processed.items()}
+                case ClosedCapture(checkpoint):
+                    self.closed.append(checkpoint)
+                    self.captures[checkpoint] = {
+                        channel: [value for _, left in elements if isinstance(left, list) for value in left]
+                        for channel, (_, elements) in captured(result).items()
+                    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(2, 4), st.integers(0, 5), st.integers(0, 1 << 32))
+def test_whatever_the_order_each_row_is_consumed_once_and_is_in_each_checkpoint_once(
+    count: int, recovered: int, seed: int
+) -> None:
+    exchange = GateExchange(count, recovered)
+    for event, number in history(seed):
+        exchange.act(event, number)
+    exchange.drain()
+    for sender in exchange.senders:
+        assert exchange.processed[sender.channel] == rows_of(range(sender.sealed))
+    assert exchange.gate.is_empty()
+    assert exchange.gate.queued_bytes() == 0
+    whole = exchange.whole()
+    assert [checkpoint for checkpoint in exchange.taken if checkpoint in whole] == whole
+    assert sorted(checkpoint for checkpoint in exchange.closed if checkpoint in whole) == whole
+    for checkpoint in whole:
+        for sender in exchange.senders:
+            done = exchange.taken[checkpoint][sender.channel]
+            left = exchange.captures[checkpoint].get(sender.channel, [])
+            held = rows_of(sender.held.get(checkpoint, range(0)))
+            below = rows_of(range(exchange.before(sender, checkpoint)))
+            assert done + left + held == below, f"checkpoint {checkpoint} on {sender.channel}"

@@ -1,56 +1,420 @@
-"""What a task remembers between checkpoints."""
+"""One task between its gate or source and its output: what it passes on, remembers and waits for."""
 
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows
+from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, TaskId, VertexId
+from tidegate.network.messages import BarrierSent, ChannelFinished, CutSent, PeerMessage
+from tidegate.operators.contract import Emit, Operator, TaskContext, WithoutTimers
+from tidegate.plan.physical import ForwardPartitioning
 from tidegate.protocol.barriers import Cut
-from tidegate.testing.simulation.world import SimClock
-from tidegate.worker.gate import ClosedCapture, Gate, RecoveredChannel
-from tidegate.worker.task import Task, TaskSnapshot
+from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark
+from tidegate.state.contract import RestoredSection, Section
+from tidegate.testing.manual_clock import ManualClock
+from tidegate.worker.gate import Arrived, ClosedCapture, Gate, RecoveredChannel, RecoveredWatermarks
+from tidegate.worker.output import GATHER_MS, EdgeOutput, OutputChannel, Sealed, TaskOutput
+from tidegate.worker.stored_task import StoredTask, stored_task
+from tidegate.worker.task import Task, TaskListener, TaskSnapshot
 
 CHANNELS = [ChannelId(EdgeId(0), sender, 0) for sender in range(2)]
+SECOND = ChannelId(EdgeId(1), 0, 0)
+OUT = ChannelId(EdgeId(2), 0, 0)
 NEW = RecoveredChannel((), Sequence(0))
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+UNALIGNED_MS = 0.0
 
 
-def make(clock: SimClock, taken: list[TaskSnapshot], closed: list[ClosedCapture]) -> Task:
-    return Task(
-        id=TaskId(VertexId(1), 0),
-        source=None,
-        gate=Gate([(channel, NEW) for channel in CHANNELS], window_bytes=1, switch_after_ms=0.0),
-        operators=[],
-        output=None,
-        sink=None,
-        clock=clock,
-        switch_after_ms=0.0,
-        on_snapshot=taken.append,
-        on_closed=lambda task, capture: closed.append(capture),
-    )
+def rows(*values: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, pa.int64())], names=["v"])
 
 
-def pass_barrier(task: Task, clock: SimClock, channel: ChannelId, checkpoint: CheckpointId, *, age_ms: float) -> None:
-    """As the slot does it: note the barrier, feed the gate, do what it asks."""
-    gate, before = task.gate, Sequence(0)
-    assert gate is not None
-    task.note_barrier(checkpoint, clock.now_ms)
-    task.perform(gate.on_barrier(channel, checkpoint, before=before, age_ms=age_ms, now_ms=clock.now_ms))
-    task.perform(gate.on_cut(channel, checkpoint, Cut(before, before), clock.now_ms))
+@dataclass
+class Recorder:
+    """A link that notes elements and messages in the order they leave."""
+
+    sent: list[object] = field(default_factory=list)
+
+    def can_accept(self) -> bool:
+        return True
+
+    def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None:
+        element = sealed.element
+        self.sent.append(element.rows.column(0).to_pylist() if isinstance(element, Batch) else element)
+
+    def send_message(self, message: PeerMessage) -> None:
+        self.sent.append(message)
+
+
+@dataclass
+class Script:
+    """A reader that gives what it was told to, and the last answer for ever."""
+
+    answers: deque[Polled]
+    polls: int = 0
+
+    def restore(self, state: bytes) -> None: ...
+    def add_splits(self, splits: Items[bytes]) -> None: ...
+    def no_more_splits(self) -> None: ...
+    def close(self) -> None: ...
+
+    def poll(self, max_rows: int) -> Polled:
+        self.polls += 1
+        return self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+
+    def snapshot(self) -> bytes:
+        return b"%d" % self.polls
+
+
+class TwoInputs(WithoutTimers):
+    """Marks rows of its second input by a minus."""
+
+    def open(self, context: TaskContext, restored: Items[RestoredSection]) -> None: ...
+    def before_barrier(self, emit: Emit) -> None: ...
+    def end_of_input(self, emit: Emit) -> None: ...
+    def on_idle(self, emit: Emit) -> None: ...
+    def close(self) -> None: ...
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        emit(rows)
+
+    def process_right(self, right: pa.RecordBatch, emit: Emit) -> None:
+        emit(rows(*(-value for value in right.column(0).to_pylist())))
+
+    def snapshot(self) -> list[Section]:
+        return []
+
+    def state_bytes(self) -> int:
+        return 0
+
+
+class Made:
+    """A task with what it told, and the slot's part in moving it."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate | None = None,
+        answers: Items[Polled] = (),
+        operators: Items[Operator] = (),
+        inputs: "dict[EdgeId, int] | None" = None,
+        has_output: bool = True,
+        window_bytes: int = 1 << 20,
+        restored: StoredTask | None = None,
+        idle_after_ms: float | None = None,
+        watermark_interval_ms: float = 0.0,
+    ) -> None:
+        self.clock = ManualClock()
+        self.taken: list[TaskSnapshot] = []
+        self.closed: list[ClosedCapture] = []
+        self.finished: list[TaskId] = []
+        self.link = Recorder()
+        self.source = Script(deque(answers)) if answers else None
+        channel = OutputChannel(OUT, 0, self.link, window_bytes=window_bytes, next_sequence=Sequence(0))
+        self.out = channel
+        edge = EdgeOutput([channel], ForwardPartitioning(), max_parallelism=16)
+        self.task = Task(
+            id=TaskId(VertexId(1), 0),
+            source=self.source,
+            gate=gate,
+            inputs=inputs or {},
+            operators=operators,
+            output=TaskOutput([edge]) if has_output else None,
+            sink=None,
+            clock=self.clock,
+            listener=TaskListener(
+                on_snapshot=self.taken.append,
+                on_closed=lambda task, capture: self.closed.append(capture),
+                on_finished=self.finished.append,
+            ),
+            restored=restored or StoredTask(),
+            idle_after_ms=idle_after_ms,
+            watermark_interval_ms=watermark_interval_ms,
+        )
+
+    def run(self, turns: int = 20) -> list[object]:
+        """As many turns as the slot would take; gives what left."""
+        for _ in range(turns):
+            self.task.step()
+            self.task.on_time(self.clock.monotonic_ms(), storage_bytes_per_ms=None)
+            while self.out.send_one():
+                pass
+        return self.sent()
+
+    def sent(self) -> list[object]:
+        sent, self.link.sent = self.link.sent, []
+        return sent
+
+    def arrive(self, channel: ChannelId, sequence: int, element: NumberedElement, epoch: int = 0) -> None:
+        assert self.task.gate is not None
+        arrived = Arrived(Sequence(sequence), CheckpointId(epoch), element, 8)
+        self.task.perform(self.task.gate.on_arrival(channel, arrived, self.clock.monotonic_ms()))
+
+    def barrier(
+        self,
+        channel: ChannelId,
+        checkpoint: CheckpointId,
+        *,
+        before: int = 0,
+        age_ms: float = 0.0,
+        switch_after_ms: float | None = UNALIGNED_MS,
+    ) -> None:
+        """As the slot does it: note the barrier, feed the gate, do what it asks; the cut follows at once."""
+        gate, now_ms, at = self.task.gate, self.clock.monotonic_ms(), Sequence(before)
+        assert gate is not None
+        self.task.note_barrier(checkpoint, now_ms)
+        self.task.perform(
+            gate.on_barrier(
+                channel, checkpoint, before=at, age_ms=age_ms, switch_after_ms=switch_after_ms, now_ms=now_ms
+            )
+        )
+        self.task.perform(gate.on_cut(channel, checkpoint, Cut(at, at), now_ms))
+
+    def trigger(self, checkpoint: CheckpointId, *, suspends: bool = False) -> None:
+        self.task.trigger(checkpoint, switch_after_ms=None, suspends=suspends)
+
+
+def gate_of(*channels: ChannelId, watermarks: RecoveredWatermarks | None = None) -> Gate:
+    if watermarks is None:
+        return Gate([(channel, NEW) for channel in channels], window_bytes=1)
+    return Gate([(channel, NEW) for channel in channels], window_bytes=1, watermarks=watermarks)
+
+
+# -- what it remembers of barriers
 
 
 def test_barriers_that_come_after_the_snapshot_are_not_remembered_for_ever() -> None:
-    clock, taken, closed = SimClock(), [], []  # type: ignore[var-annotated]
-    task = make(clock, taken, closed)
+    made = Made(gate=gate_of(*CHANNELS), has_output=False)
     for number in range(1, 50):
         for channel in CHANNELS:
-            clock.now_ms += 1.0
-            pass_barrier(task, clock, channel, CheckpointId(number), age_ms=10.0)
-    assert [snapshot.checkpoint for snapshot in taken] == list(range(1, 50))
-    assert len(closed) == 49
-    assert len(task._first_barrier_ms) <= 1
+            made.clock.advance(1.0)
+            made.barrier(channel, CheckpointId(number), age_ms=10.0)
+    assert [snapshot.checkpoint for snapshot in made.taken] == list(range(1, 50))
+    assert len(made.closed) == 49
+    assert len(made.task._first_barrier_ms) <= 1
 
 
 def test_the_start_delay_is_the_age_at_the_first_barrier_and_the_rest_is_alignment() -> None:
-    clock, taken, closed = SimClock(), [], []  # type: ignore[var-annotated]
-    task = make(clock, taken, closed)
-    clock.now_ms = 100.0
-    task.note_barrier(CheckpointId(1), 100.0)
-    clock.now_ms = 130.0
-    pass_barrier(task, clock, CHANNELS[0], CheckpointId(1), age_ms=40.0)
-    assert (taken[0].start_delay_ms, taken[0].alignment_ms) == (10.0, 30.0)
+    made = Made(gate=gate_of(*CHANNELS), has_output=False)
+    made.clock.advance(100.0)
+    made.task.note_barrier(ONE, 100.0)
+    made.clock.advance(30.0)
+    made.barrier(CHANNELS[0], ONE, age_ms=40.0)
+    assert (made.taken[0].start_delay_ms, made.taken[0].alignment_ms) == (10.0, 30.0)
+
+
+# -- rows
+
+
+def test_rows_go_from_the_gate_to_the_output_and_count() -> None:
+    made = Made(gate=gate_of(*CHANNELS))
+    made.arrive(CHANNELS[0], 0, Batch(rows(1, 2)))
+    made.run()
+    made.clock.advance(GATHER_MS)
+    assert made.run() == [[1, 2]]
+    assert (made.task.counters.rows_in, made.task.counters.rows_out) == (2, 2)
+
+
+def test_the_second_input_is_told_by_the_edge() -> None:
+    made = Made(
+        gate=gate_of(CHANNELS[0], SECOND),
+        operators=[TwoInputs()],
+        inputs={CHANNELS[0].edge: 0, SECOND.edge: 1},
+    )
+    made.arrive(CHANNELS[0], 0, Batch(rows(1)))
+    made.arrive(SECOND, 0, Batch(rows(2)))
+    made.run()
+    made.clock.advance(GATHER_MS)
+    assert made.run() == [[1, -2]]
+
+
+def test_without_room_nothing_is_processed_and_the_time_counts_as_backpressure() -> None:
+    made = Made(gate=gate_of(*CHANNELS), window_bytes=1)
+    made.arrive(CHANNELS[0], 0, Batch(rows(1)))
+    made.arrive(CHANNELS[0], 1, Batch(rows(2)))
+    assert made.run() == [[1]]
+    made.clock.advance(100.0)
+    assert made.run() == []
+    made.out.on_granted(Sequence(1), 1)
+    assert made.run() == [[2]]
+    assert made.task.counters.backpressured_ms == 100.0
+
+
+# -- event time
+
+
+def test_event_time_passes_and_is_in_the_snapshot_that_its_consumption_sets_off() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]))
+    made.arrive(CHANNELS[0], 0, Watermark(100))
+    made.barrier(CHANNELS[0], ONE, before=1, switch_after_ms=None)
+    sent = made.run()
+    (snapshot,) = made.taken
+    assert snapshot.kind is CheckpointKind.ALIGNED
+    assert snapshot.progress.input_watermark_ms == 100
+    assert snapshot.progress.channel_watermarks() == {CHANNELS[0]: ChannelWatermark(100, is_idle=False)}
+    assert snapshot.progress.output_watermark_ms == MIN_WATERMARK_MS, "told behind the barrier"
+    assert [type(element) for element in sent] == [BarrierSent, CutSent, Watermark]
+
+
+def test_idleness_before_the_barrier_is_told_before_the_barrier() -> None:
+    """The snapshot says that downstream knows; if it did not, a restored job's event time would stand still."""
+    made = Made(gate=gate_of(CHANNELS[0]))
+    made.arrive(CHANNELS[0], 0, Idle())
+    made.barrier(CHANNELS[0], ONE, before=1, switch_after_ms=None)
+    sent = made.run()
+    assert made.taken[0].progress.channel_watermarks() == {CHANNELS[0]: ChannelWatermark(MIN_WATERMARK_MS, True)}
+    barrier = next(message for message in sent if isinstance(message, BarrierSent))
+    assert barrier.before == 1
+    assert Idle() in sent
+
+
+def test_a_restored_task_tells_channels_how_far_event_time_had_come() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]), restored=StoredTask(output_watermark_ms=90))
+    assert made.run() == [Watermark(90)]
+
+
+def test_a_restored_task_whose_channels_are_idle_is_idle_downstream_too() -> None:
+    """Its watermark makes its channels count again, and its own channels have no reason to say again that they idle."""
+    idle = {CHANNELS[0]: ChannelWatermark(90, is_idle=True)}
+    progress = stored_task(input_watermark_ms=90, output_watermark_ms=90, channels=idle, floors=[])
+    made = Made(gate=gate_of(CHANNELS[0], watermarks=RecoveredWatermarks(idle, 90)), restored=progress)
+    assert made.run() == [Watermark(90), Idle()]
+
+
+def test_a_source_without_rows_for_long_says_once_that_it_is_idle_and_is_active_with_its_next_rows() -> None:
+    made = Made(answers=[NothingNow(10.0), NothingNow(10.0), NothingNow(10.0), Rows(rows(1)), NothingNow(10.0)])
+    made.task.idle_after_ms = 15.0
+    found = []
+    for _ in range(4):
+        found += made.run(2)
+        made.clock.advance(10.0)
+    assert found == [Idle()]
+    made.clock.advance(GATHER_MS)
+    assert made.run(2) == [[1], Idle()], "and idle anew when nothing follows them"
+
+
+# -- the end
+
+
+@pytest.mark.parametrize("end", [EndOfSource(), EndOfData()])
+def test_only_the_end_of_all_data_is_the_end_of_event_time(end: EndOfSource | EndOfData) -> None:
+    made = Made(answers=[Rows(rows(1)), end])
+    last = [Watermark(MAX_WATERMARK_MS)] if isinstance(end, EndOfData) else []
+    assert made.run() == [[1], *last, EndOfInput()]
+    assert made.task.has_ended
+
+
+def test_a_source_that_was_restored_after_its_end_ends_again() -> None:
+    ended = StoredTask(input_watermark_ms=MAX_WATERMARK_MS, output_watermark_ms=MAX_WATERMARK_MS)
+    made = Made(answers=[EndOfData()], restored=ended)
+    assert made.run() == [Watermark(MAX_WATERMARK_MS), EndOfInput()]
+    assert made.task.has_ended
+
+
+def test_a_task_ends_with_its_last_channel() -> None:
+    made = Made(gate=gate_of(*CHANNELS))
+    made.arrive(CHANNELS[0], 0, EndOfInput())
+    assert made.run() == []
+    made.arrive(CHANNELS[1], 0, Batch(rows(1)))
+    made.arrive(CHANNELS[1], 1, EndOfInput())
+    assert made.run() == [[1], EndOfInput()]
+
+
+def test_an_ended_task_finishes_once_its_outputs_are_consumed_and_a_later_checkpoint_is_complete() -> None:
+    made = Made(answers=[Rows(rows(1)), EndOfSource()])
+    made.run()
+    made.trigger(ONE)
+    made.task.on_done(ONE)
+    assert made.finished == []
+    made.out.on_granted(Sequence(2), 1 << 20)
+    sent = made.run()
+    assert sent[-1] == ChannelFinished(0)
+    assert made.finished == [made.task.id]
+    assert made.taken[0].has_ended
+    made.run()
+    made.trigger(TWO)
+    assert (made.finished, len(made.taken)) == ([made.task.id], 1)
+
+
+def test_a_checkpoint_from_before_the_end_finishes_nobody() -> None:
+    made = Made(answers=[NothingNow(1.0), EndOfSource()])
+    made.run(2)
+    made.trigger(ONE)
+    made.clock.advance(5.0)
+    made.run()
+    made.out.on_granted(Sequence(1), 1 << 20)
+    made.task.on_done(ONE)
+    made.run()
+    assert made.task.has_ended
+    assert made.finished == []
+
+
+def test_a_task_whose_senders_have_finished_takes_its_snapshot_at_the_trigger() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]))
+    made.arrive(CHANNELS[0], 0, EndOfInput())
+    made.run()
+    assert made.task.gate is not None
+    made.task.perform(made.task.gate.on_finished(CHANNELS[0], 0.0))
+    made.trigger(ONE)
+    assert [snapshot.checkpoint for snapshot in made.taken] == [ONE]
+    assert made.closed == [ClosedCapture(ONE, ())]
+
+
+def test_barriers_that_reach_a_finished_task_are_not_remembered() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]), has_output=False)
+    made.arrive(CHANNELS[0], 0, EndOfInput())
+    made.run()
+    made.barrier(CHANNELS[0], ONE, before=1)
+    made.task.on_done(ONE)
+    made.run()
+    assert made.finished == [made.task.id]
+    for number in range(2, 10):
+        made.barrier(CHANNELS[0], CheckpointId(number), before=1)
+    assert len(made.taken) == 1
+    assert len(made.task._first_barrier_ms) <= 1
+
+
+# -- suspending and waiting
+
+
+def test_a_source_that_a_checkpoint_suspends_pulls_nothing_behind_it_unless_it_is_aborted() -> None:
+    made = Made(answers=[Rows(rows(1))])
+    made.run(3)
+    made.trigger(ONE, suspends=True)
+    polls = made.source.polls if made.source else 0
+    made.run(3)
+    assert made.source is not None
+    assert made.source.polls == polls
+    made.task.on_abort(ONE)
+    made.run(3)
+    assert made.source.polls > polls
+
+
+def test_a_source_that_may_not_pull_does_not_keep_the_slot_awake() -> None:
+    made = Made(answers=[NothingNow(5.0)])
+    made.run(2)
+    assert made.task.next_deadline_ms() == 5.0
+    made.trigger(ONE, suspends=True)
+    made.clock.advance(100.0)
+    made.run()
+    assert made.task.next_deadline_ms() is None
+
+
+def test_a_task_without_room_does_not_keep_the_slot_awake() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]), window_bytes=1, watermark_interval_ms=50.0)
+    made.arrive(CHANNELS[0], 0, Watermark(10))
+    made.run()
+    made.out.on_granted(Sequence(1), 1)
+    made.arrive(CHANNELS[0], 1, Watermark(20))
+    made.arrive(CHANNELS[0], 2, Batch(rows(1)))
+    made.run()
+    assert not made.out.has_room()
+    made.clock.advance(100.0)
+    made.run()
+    assert made.task.next_deadline_ms() is None

@@ -35,6 +35,7 @@ def start_overloaded(spark: SparkSession, *, name: str, unaligned: str) -> Strea
         .option("checkpoint.interval", "2s")
         .option("checkpoint.unaligned", unaligned)
         .option("network.window", "256kb")
+        .option("network.debloat", "false")  # full windows are what the three kinds of checkpoint differ in
         .queryName(name)
         .start()
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from tidegate.coordinator.durable import DurableJob
-from tidegate.coordinator.history import History, Underway, in_progress_view
+from tidegate.coordinator.history import HeldElsewhere, History, Underway, in_progress_view
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.savepoints import Savepoints
 from tidegate.coordinator.views import CheckpointView
@@ -95,7 +95,7 @@ class Checkpointing:
     def on_acknowledge(self, slot: SlotIndex, message: Acknowledge) -> None:
         underway = self._underway.get(message.checkpoint)
         if underway is not None:
-            underway.acknowledged[slot] = message
+            underway.acknowledged.setdefault(slot, message)  # said twice, it counts once, as in the machine
             self._perform(self.machine.on_acknowledged(message.checkpoint, slot))
 
     def on_decline(self, slot: SlotIndex, message: Decline) -> None:
@@ -212,9 +212,10 @@ class Checkpointing:
         else:
             done, now_ms = self._underway.pop(checkpoint), self.clock.monotonic_ms()
             self.history.completed(done, path=paths[0], duration_ms=now_ms - done.triggered_at_ms)
-            for slot in range(self._slot_count()):
-                files, held = done.held_for(SlotIndex(slot))
-                self.tell(SlotIndex(slot), CheckpointDone(self.generation, checkpoint, files, held))
+            held_by_receiver = done.held_by_receiver()
+            for slot in map(SlotIndex, range(self._slot_count())):
+                held = held_by_receiver.get(slot, HeldElsewhere())
+                self.tell(slot, CheckpointDone(self.generation, checkpoint, held.files, held.channels))
             self._perform(self.machine.on_stored(checkpoint, now_ms))
 
     def _on_committed(self, underway: Underway, paths: list[str], error: BaseException | None) -> None:

@@ -1,14 +1,14 @@
 """The checkpoints of a job in numbers: gathers acknowledgements into manifests and views."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import msgspec
 
 from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
-from tidegate.model.ids import CheckpointId, Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex
 from tidegate.network.messages import Acknowledge, ChannelCapture, StoredChannel, StoredElement, TaskPart
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.channel_ranges import ReceiverRange, SenderRange, find_gap
@@ -23,6 +23,14 @@ from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotF
 _REMEMBERED = 200
 
 
+@dataclass(frozen=True, slots=True)
+class HeldElsewhere:
+    """What senders in other slots stored of channels to one slot, and the files that hold it."""
+
+    files: list[SharedFile] = field(default_factory=list)
+    channels: list[StoredChannel] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Underway:
     checkpoint: CheckpointId
@@ -32,19 +40,31 @@ class Underway:
     taken: set[SlotIndex] = field(default_factory=set)
     savepoint: SavepointRequest | None = None
     location: str | None = None
+    # Made once per slot: the job is looked at in every turn of the loop.
+    _views: dict[SlotIndex, tuple[TaskCheckpointView, ...]] = field(default_factory=dict)
 
     def parts(self) -> list[TaskPart]:
         return [part for _, ack in sorted(self.acknowledged.items()) for part in ack.parts]
 
+    def task_views(self) -> tuple[TaskCheckpointView, ...]:
+        for slot, ack in self.acknowledged.items():
+            if slot not in self._views:
+                self._views[slot] = tuple(map(_task_view, ack.parts))
+        return tuple(view for _, views in sorted(self._views.items()) for view in views)
+
     def find_gap(self) -> str | None:
-        return find_gap(self._received(), self._held())
+        receivers = (
+            ReceiverRange(channel=c.channel, first=first, row=c.row, held_from=c.held_from, before=c.before)
+            for first, c in self._received()
+        )
+        return find_gap(receivers, self._held())
 
     def manifest(
         self,
         *,
         generation: Generation,
         now_ms: float,
-        fingerprint: Sequence[str],
+        fingerprint: Iterable[str],
         plan: JobPlan,
     ) -> Manifest:
         parts = self.parts()
@@ -62,33 +82,32 @@ class Underway:
             slots=[
                 SlotFile(slot, a.path, a.length, a.crc32, a.shared) for slot, a in sorted(self.acknowledged.items())
             ],
-            channels=[ChannelRange(r.channel, r.first, r.row, r.held_from, r.before) for r in self._received()],
+            channels=[ChannelRange(c.channel, first, c.row, c.held_from, c.before) for first, c in self._received()],
             committables=[TaskCommittables(p.task, list(p.committables)) for p in parts if p.committables],
             tasks={str(part.task): _numbers(part) for part in parts},
         )
 
-    def held_for(self, slot: SlotIndex) -> tuple[list[SharedFile], list[StoredChannel]]:
-        """What senders in other slots stored of channels to this one, and the files that hold it."""
-        files: list[SharedFile] = []
-        held: list[StoredChannel] = []
+    def held_by_receiver(self) -> dict[SlotIndex, HeldElsewhere]:
+        """By the slot that it is for: what senders in other slots stored; who is not in it has nothing elsewhere."""
+        by_receiver: dict[SlotIndex, HeldElsewhere] = {}
         for sender, ack in self.acknowledged.items():
-            own = [stored for stored in ack.held_elements if stored.channel.receiver == slot]
-            if sender == slot or not own:
-                continue
-            first = len(files)
-            files += ack.shared
-            held += [StoredChannel(s.channel, [_renumbered(e, first) for e in s.elements]) for s in own]
-        return files, held
+            for receiver, stored in _by_receiver(ack.held_elements).items():
+                if receiver == sender:
+                    continue
+                held = by_receiver.setdefault(receiver, HeldElsewhere())
+                first = len(held.files)
+                held.files.extend(ack.shared)
+                held.channels.extend(
+                    StoredChannel(s.channel, [_renumbered(e, first) for e in s.elements]) for s in stored
+                )
+        return by_receiver
 
-    def _received(self) -> list[ReceiverRange]:
-        captures: list[ChannelCapture] = [c for ack in self.acknowledged.values() for c in ack.received]
-        ranges = []
-        for c in captures:
-            assert c.first is not None, "a receiver says where its part begins"
-            ranges.append(
-                ReceiverRange(channel=c.channel, first=c.first, row=c.row, held_from=c.held_from, before=c.before)
-            )
-        return ranges
+    def _received(self) -> Iterator[tuple[Sequence, ChannelCapture]]:
+        """Each with the first element that its receiver had not processed."""
+        for ack in self.acknowledged.values():
+            for capture in ack.received:
+                assert capture.first is not None, "a receiver says where its part begins"
+                yield capture.first, capture
 
     def _held(self) -> list[SenderRange]:
         captures = [c for ack in self.acknowledged.values() for c in ack.held]
@@ -136,7 +155,7 @@ class History:
                 inflight_bytes=inflight_bytes,
                 new_inflight_bytes=new_inflight_bytes,
                 path=path,
-                tasks=tuple(_task_view(part) for part in parts),
+                tasks=underway.task_views(),
             )
         )
 
@@ -152,7 +171,7 @@ class History:
                 triggered_at=_datetime(underway.triggered_wall_ms),
                 duration_ms=now_ms - underway.triggered_at_ms,
                 failure_reason=reason.value if detail is None else f"{reason.value}: {detail}",
-                tasks=tuple(_task_view(part) for part in parts),
+                tasks=underway.task_views(),
             )
         )
 
@@ -166,7 +185,7 @@ def in_progress_view(underway: Underway, now_ms: float) -> CheckpointView:
         is_savepoint=underway.savepoint is not None,
         triggered_at=_datetime(underway.triggered_wall_ms),
         duration_ms=now_ms - underway.triggered_at_ms,
-        tasks=tuple(_task_view(part) for part in parts),
+        tasks=underway.task_views(),
     )
 
 
@@ -181,12 +200,19 @@ def _new_state_bytes(ack: Acknowledge) -> int:
     return ack.length - (sum(part.new_inflight_bytes for part in ack.parts) if is_inline else 0)
 
 
+def _by_receiver(stored: Iterable[StoredChannel]) -> dict[SlotIndex, list[StoredChannel]]:
+    by_receiver: dict[SlotIndex, list[StoredChannel]] = {}
+    for one in stored:
+        by_receiver.setdefault(SlotIndex(one.channel.receiver), []).append(one)
+    return by_receiver
+
+
 def _renumbered(element: StoredElement, first: int) -> StoredElement:
     return element if element.file < 0 else msgspec.structs.replace(element, file=element.file + first)
 
 
 def _kind(parts: list[TaskPart]) -> CheckpointKind:
-    return combined([CheckpointKind(part.kind) for part in parts])
+    return combined([CheckpointKind(kind) for kind in {part.kind for part in parts}])
 
 
 def _datetime(wall_ms: int) -> datetime:

@@ -19,6 +19,9 @@ from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence
 from tidegate.protocol.kinds import CheckpointKind, Guarantee
 
+# A barrier that comes behind the abort of its checkpoint is recognised within so many of the newest abort.
+_REMEMBERED_ABORTS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
@@ -217,7 +220,9 @@ class GateBarriers:
     def on_abort(self, checkpoint: CheckpointId) -> list[GateAction]:
         self._triggered.pop(checkpoint, None)
         if checkpoint > self._newest_seen:
-            self._aborted_ahead.add(checkpoint)
+            # Only the newest ones: where no barrier comes any more, nothing else would make room.
+            kept = {ahead for ahead in self._aborted_ahead if ahead > checkpoint - _REMEMBERED_ABORTS}
+            self._aborted_ahead = kept | {checkpoint}
         if self._active.pop(checkpoint, None) is None:
             return []
         return [DropCapture(checkpoint)]

@@ -126,7 +126,8 @@ class CaptureWriter:
         is_inline = self._known is None or self._new_bytes < self._inline_below_bytes
         reused = {at.file.path: at.file for placed in self._placed for _, at in placed if isinstance(at, StoredAt)}
         numbers = {path: number for number, path in enumerate(reused)}
-        data = memoryview(b"".join(self._pieces))
+        # Joined only if it is small, or a savepoint's: the stream stands still meanwhile.
+        data = memoryview(b"".join(self._pieces) if is_inline else b"")
         encoded = EncodedCaptures([], list(reused.values()), [] if is_inline else self._pieces, {}, {})
         for capture, placed in zip(self._captures, self._placed, strict=True):
             elements: list[StoredElement] = []

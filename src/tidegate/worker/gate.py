@@ -166,7 +166,12 @@ class Gate:
         self._drain = DrainRate()
         self._recovering = {channel for channel, state in self._channels.items() if state.is_recovering()}
         self._captures: dict[CheckpointId, dict[ChannelId, _OpenCapture]] = {}
-        self._turn: deque[ChannelId] = deque(self._channels)
+        # Every channel that has a head is in exactly one of these, so that a step costs the same at any width.
+        self._turn: deque[ChannelId] = deque()  # rows
+        self._markers: dict[ChannelId, None] = {}  # in order, as in `_held_back`
+        self._held_back: dict[ChannelId, None] = {}  # not to be consumed until something happens
+        for channel, state in self._channels.items():
+            self._line_up(channel, state)
         self.grants: list[Grant] = []
         self.watermark_actions: list[WatermarkAction] = []
 
@@ -176,6 +181,8 @@ class Gate:
         state = self._channels[channel]
         # Queued before the machine hears of it: a snapshot that this very arrival sets off must see it in flight.
         state.queue.append(arrived)
+        if len(state.queue) == 1:
+            self._line_up(channel, state)
         state.next_sequence = Sequence(arrived.sequence + 1)
         state.queued_bytes += arrived.size_bytes
         return self._perform(self._barriers.on_arrival(channel, arrived.sequence, now_ms=now_ms), arrived)
@@ -196,7 +203,10 @@ class Gate:
         return self._perform(actions)
 
     def on_cut(self, channel: ChannelId, checkpoint: CheckpointId, cut: Cut, now_ms: float) -> list[GateResult]:
-        return self._perform(self._barriers.on_cut(channel, checkpoint, cut, now_ms=now_ms))
+        actions = self._barriers.on_cut(channel, checkpoint, cut, now_ms=now_ms)
+        # What was sent after the cut waited for it.
+        self._release([channel])
+        return self._perform(actions)
 
     def on_finished(self, channel: ChannelId, now_ms: float) -> list[GateResult]:
         return self._perform(self._barriers.on_finished(channel, now_ms=now_ms))
@@ -228,6 +238,7 @@ class Gate:
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
         self._perform(self._barriers.on_abort(checkpoint))
+        self._release(list(self._held_back))
 
     # -- consumption
 
@@ -253,8 +264,10 @@ class Gate:
         if self._debloat is not None:
             self._debloat.on_consumed(consumed.channel, size_bytes)
         state.rows_done += consumed.rows.num_rows
-        self._turn.rotate(-1)
+        assert self._turn[0] == consumed.channel, "the slice is of the channel whose turn it is"
+        self._turn.popleft()
         if state.rows_done < head.rows.num_rows:
+            self._line_up(consumed.channel, state)
             return []
         return self._pop_head(consumed.channel, state, now_ms)
 
@@ -263,9 +276,12 @@ class Gate:
 
         Stops at the first one that sets something off: what stands behind a barrier must not enter the snapshot.
         """
-        for channel, state in self._channels.items():
-            while state.queue and self._is_marker(state.queue[0].element):
+        for channel in list(self._markers):
+            state = self._channels[channel]
+            while channel in self._markers:
+                del self._markers[channel]
                 if not self._may_consume(channel, state.queue[0]):
+                    self._held_back[channel] = None
                     break
                 # Before the position moves past it, because the snapshot that this may set off holds what it says.
                 self._note_marker(channel, state, state.queue[0].element)
@@ -279,7 +295,7 @@ class Gate:
         return all(state.has_ended for state in self._channels.values())
 
     def is_empty(self) -> bool:
-        return not any(state.queue for state in self._channels.values())
+        return not (self._turn or self._markers or self._held_back)
 
     def queued_bytes(self) -> int:
         return sum(state.queued_bytes for state in self._channels.values())
@@ -330,21 +346,37 @@ class Gate:
         )
 
     def _next_consumable(self) -> ChannelId | None:
-        for _ in range(len(self._turn)):
+        while self._turn:
             channel = self._turn[0]
-            state = self._channels[channel]
-            has_rows = state.queue and not self._is_marker(state.queue[0].element)
-            if has_rows and self._may_consume(channel, state.queue[0]):
+            if self._may_consume(channel, self._channels[channel].queue[0]):
                 return channel
-            self._turn.rotate(-1)
+            self._held_back[self._turn.popleft()] = None
         return None
+
+    def _line_up(self, channel: ChannelId, state: _Channel) -> None:
+        if not state.queue:
+            return
+        if self._is_marker(state.queue[0].element):
+            self._markers[channel] = None
+        else:
+            self._turn.append(channel)
+
+    def _release(self, channels: Iterable[ChannelId]) -> None:
+        """Something happened that may let these be consumed again."""
+        for channel in channels:
+            if channel in self._held_back:
+                del self._held_back[channel]
+                self._line_up(channel, self._channels[channel])
 
     def _pop_head(self, channel: ChannelId, state: _Channel, now_ms: float) -> list[GateResult]:
         head = state.queue.popleft()
         state.rows_done = 0
         state.queued_bytes -= head.size_bytes
+        self._line_up(channel, state)
         if channel in self._recovering and not state.is_recovering():
             self._recovering.discard(channel)
+            if not self._recovering:
+                self._release(list(self._held_back))
         if state.window.is_grant_due(head.size_bytes, channel_is_empty=not state.queue):
             self.grants.append(Grant(channel, state.position(), state.window_bytes))
         return self._perform(self._barriers.on_consumed(channel, state.position(), now_ms=now_ms))
@@ -356,6 +388,7 @@ class Gate:
                 case TakeSnapshot(checkpoint, kind):
                     if kind is not CheckpointKind.ALIGNED:
                         self._captures[checkpoint] = {c: self._open_capture(s) for c, s in self._channels.items()}
+                    self._release(list(self._held_back))
                     results.append(action)
                 case CaptureArrival(checkpoint, channel):
                     assert arrived is not None

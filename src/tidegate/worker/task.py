@@ -102,6 +102,7 @@ class Task:
     _source_idle_since_ms: float | None = None
     _is_source_idle: bool = False
     _suspended_by: CheckpointId | None = None
+    _is_paused: bool = False
     _waiting_since_ms: float | None = None
     _first_barrier_ms: dict[CheckpointId, float] = field(default_factory=dict)
 
@@ -118,6 +119,9 @@ class Task:
             # Channels that are new since the checkpoint know nothing yet; the others have heard it and ignore it.
             for channel in self.output.channels:
                 channel.watermark(self._time.told_ms)
+            if self.gate is not None and self.gate.is_idle():
+                # The watermark made them count again, and a gate that is idle already does not become so once more.
+                self._tell_idle()
 
     _time: ChainTime = field(init=False, repr=False)
     _first: Emit = field(init=False, repr=False)
@@ -154,9 +158,11 @@ class Task:
         deadlines = list(self.output.deadlines_ms()) if self.output is not None else []
         if self.gate is not None and (switch_ms := self.gate.next_deadline_ms()) is not None:
             deadlines.append(switch_ms)
-        if self.source is not None and not self._source_has_ended and self._source_retry_at_ms:
-            deadlines.append(self._source_retry_at_ms)
-        if not self.has_ended:
+        if not self.has_ended and self._waiting_since_ms is None:
+            # Else only a message can set off a step, and that wakes the slot; likewise for a source that must not pull.
+            may_pull = self._suspended_by is None and not self._is_paused
+            if self.source is not None and may_pull and not self._source_has_ended and self._source_retry_at_ms:
+                deadlines.append(self._source_retry_at_ms)
             if (telling_ms := self._time.next_telling_ms()) is not None:
                 deadlines.append(telling_ms)
             if (timer_ms := self._time.next_timer_ms()) is not None:
@@ -214,7 +220,8 @@ class Task:
                     self.listener.on_closed(self.id, result)
 
     def note_barrier(self, checkpoint: CheckpointId, now_ms: float) -> None:
-        self._first_barrier_ms.setdefault(checkpoint, now_ms)
+        if not self.is_finished:
+            self._first_barrier_ms.setdefault(checkpoint, now_ms)
 
     def on_barrier_everywhere(self, checkpoint: CheckpointId) -> None:
         if self.admission is not None:
@@ -268,7 +275,8 @@ class Task:
         assert self.source is not None
         if now_ms < self._source_retry_at_ms or self._suspended_by is not None:
             return False
-        if self.admission is not None and not self.admission.may_pull(now_ms):
+        self._is_paused = self.admission is not None and not self.admission.may_pull(now_ms)
+        if self._is_paused:
             return False
         match self.source.poll(self._slice_rows()):
             case Rows(rows, watermark_ms):

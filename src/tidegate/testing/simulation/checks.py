@@ -14,16 +14,17 @@ from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import HeapBackend
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, Committed, JobLog, newest_completed, retained_checkpoints
-from tidegate.storage.manifests import decode_manifest
+from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import Store
 from tidegate.testing.simulation.incarnation import Incarnation
 from tidegate.testing.simulation.topologies import Shape, Topology
 from tidegate.testing.simulation.world import SimStore, SimulationFailed, World
-from tidegate.worker.restoring import restore_slot
+from tidegate.worker.captured import HELD, RECEIVED
+from tidegate.worker.restoring import _Files, restore_slot
 
 
-def check_retained(store: SimStore) -> None:
-    """Every checkpoint that the log retains can be read, with every file that it needs."""
+def check_retained(store: SimStore, plan: JobPlan) -> None:
+    """Every checkpoint that the log retains can be read, with every file that it needs, and holds no row twice."""
     for completed in retained_checkpoints(JobLog(store, driver="check").read()):
         place: Store = store if completed.location is None else SimStore(store._world, completed.location)
         try:
@@ -32,8 +33,26 @@ def check_retained(store: SimStore) -> None:
                 place.read(slot.path)
                 for file in slot.shared:
                     place.read(file.path)
+            _check_captured(place, manifest, plan)
         except Damaged as error:
             raise SimulationFailed(f"checkpoint {completed.checkpoint} is retained and not whole: {error}") from error
+
+
+def _check_captured(store: Store, manifest: Manifest, plan: JobPlan) -> None:
+    """Of each channel the receiver has stored what lies below the cut, the sender the rest: no more and no less."""
+    files = _Files(store, manifest)
+    edges = {edge.id: edge for edge in plan.edges}
+    for stored in manifest.channels:
+        channel, edge = stored.channel, edges[stored.channel.edge]
+        for side, owner, first, before in (
+            (RECEIVED, TaskId(edge.receiver, channel.receiver), stored.first, stored.h),
+            (HELD, TaskId(edge.sender, channel.sender), stored.h, stored.n),
+        ):
+            found = [element.sequence for element in files.captured(side, channel, owner)[0]]
+            if found != list(range(first, before)):
+                raise SimulationFailed(
+                    f"checkpoint {manifest.checkpoint} holds {found} of {channel} as {side}, not [{first}, {before})"
+                )
 
 
 def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation) -> None:
@@ -45,7 +64,7 @@ def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation) ->
         raise SimulationFailed(f"an id was completed twice: {completed}")
     if committed != completed:
         raise SimulationFailed(f"committed {committed} is not the log's order {completed}")
-    check_retained(store)
+    check_retained(store, last.spec.slot_settings.plan)
     _check_no_orphans(world, store)
     newest = newest_completed(entries)
     assert newest is not None, "the last checkpoint was committed"

@@ -35,7 +35,8 @@ from tidegate.testing.simulation.world import Crash, SimBackground, SimStore, Si
 from tidegate.worker.settings import SlotSettings
 
 # In every round everything gets its turn once: far more rounds than the slowest seed needs once faults have stopped.
-_DRAIN_ROUNDS = 6_000
+_DRAIN_ROUNDS = 3_000
+_DRAIN_REPEATS = 3
 # Idle time passes quickly once faults have stopped; the faulty part has looked at every millisecond.
 _DRAIN_TICK_MS = 10.0
 _IDLE_TICK_MS = 100.0
@@ -61,8 +62,11 @@ class Strike(Enum):
 
 
 class SimCluster:
-    def __init__(self, scenario: Scenario) -> None:
+    """`crash`: one more strike, which waits for its step for as long as it takes."""
+
+    def __init__(self, scenario: Scenario, *, crash: CrashAt | None = None) -> None:
         self.scenario = scenario
+        self._crash = crash
         self.random = Random(f"run:{scenario.seed}")
         self.world = World(self.random)
         self.watch = StepWatch()
@@ -70,6 +74,7 @@ class SimCluster:
         self.starts = 0
         self.strikes = 0
         self.rescales = 0
+        self.crashes = 0
         self._run = 1
         self._shape = scenario.shape.with_available(is_last_run=scenario.runs == 1)
         self._location = "job"
@@ -85,7 +90,7 @@ class SimCluster:
         self._old: list[Incarnation] = []
         self._current: Incarnation
         self._actions: list[tuple[Action, Incarnation, SlotIndex | None]] = []
-        self._actions_for = 0
+        self._actions_for = -1
 
     @property
     def checkpoints(self) -> int:
@@ -100,6 +105,7 @@ class SimCluster:
         with self._connectors(), self.watch.installed():
             self.world.interlude = self._let_others_act
             self._set_faults(is_on=True)
+            self.watch.armed = self._crash
             self._start()
             while self.turns < self._faulty_turns() and not self._is_finished():
                 self._guarded_turns()
@@ -111,6 +117,7 @@ class SimCluster:
                 self._next_parallelism()
                 self._start()
                 self._drain()
+            self._check_cuts()
             check_end(self.world, SimStore(self.world, self._location), self._shape, self._current)
 
     def _is_finished(self) -> bool:
@@ -135,9 +142,11 @@ class SimCluster:
                 return
 
     def _all_actions(self) -> list[tuple[Action, Incarnation, SlotIndex | None]]:
-        incarnations = [*self._old, self._current]
-        self._actions_for = self._processes()
-        return [(action, i, slot) for i in incarnations for action, slot in i.actions()]
+        if self._has_changed():
+            incarnations = [*self._old, self._current]
+            self._actions_for = self._processes()
+            self._actions = [(action, i, slot) for i in incarnations for action, slot in i.actions()]
+        return self._actions
 
     def _has_changed(self) -> bool:
         """Processes came or went: what can happen next is something else."""
@@ -174,7 +183,8 @@ class SimCluster:
     # -- strikes
 
     def _faulty_turns(self) -> int:
-        return _FAULTY_TURNS if self.strikes < self.scenario.strikes else self._last_strike + _TURNS_AFTER_STRIKES
+        is_waiting = self.strikes < self.scenario.strikes or self.watch.armed is not None
+        return _FAULTY_TURNS if is_waiting else self._last_strike + _TURNS_AFTER_STRIKES
 
     def _arm(self) -> None:
         """Strike next after so many checkpoints, so that most restores find a new one with rows in flight."""
@@ -220,6 +230,8 @@ class SimCluster:
                 assert_never(unreachable)
 
     def _on_crash(self, incarnation: Incarnation, slot: SlotIndex | None) -> None:
+        self.crashes += 1
+        self._last_strike = self.turns
         self.world.note(f"crash of {'the driver' if slot is None else f'slot {slot}'}")
         if slot is not None:
             incarnation.kill_slot(slot)
@@ -240,6 +252,7 @@ class SimCluster:
         self._start()
 
     def _retire_current(self, *, goes_on: bool) -> None:
+        self._check_cuts()
         self._completed_before += self._completed()
         self._stopping = None
         if goes_on:
@@ -255,6 +268,8 @@ class SimCluster:
 
     def _start(self) -> None:
         """A new driver process, which knows nothing but what is in the store."""
+        with self._undisturbed():
+            self._check_retained()
         self.starts += 1
         self.world.note(f"a driver starts with {self._slots} slots in {self._location}")
         self._current = Incarnation(self.world, self.random, self._spec(), self.scenario.network)
@@ -285,6 +300,15 @@ class SimCluster:
             return
         if current.driver.view().state == JobState.FINISHING.value:
             current.check_windows()
+
+    def _check_retained(self) -> None:
+        check_retained(SimStore(self.world, self._location), self._shape.plan(self._slots))
+
+    def _check_cuts(self) -> None:
+        """No fault excuses that the two sides of a channel do not meet."""
+        failures = self._current.driver._running.statistics().by_reason
+        if failures.get(FailureReason.INCONSISTENT):
+            raise SimulationFailed("a checkpoint was given up because the two sides of a channel do not meet")
 
     def _start_from(self, savepoint: str) -> None:
         """In the same location, or with the savepoint in a new one."""
@@ -338,10 +362,18 @@ class SimCluster:
 
     def _zombie_work(self) -> None:
         """The old processes are cut off, but what they had begun to write may still get through."""
+        with self._undisturbed():
+            self.random.choice(self._zombies).work_once()
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Whoever acts here is not the one that is to crash."""
         effects, self.world.effects_until_crash = self.world.effects_until_crash, None
         armed, self.watch.armed = self.watch.armed, None
-        self.random.choice(self._zombies).work_once()
-        self.world.effects_until_crash, self.watch.armed = effects, armed
+        try:
+            yield
+        finally:
+            self.world.effects_until_crash, self.watch.armed = effects, armed
 
     # -- the end of faults
 
@@ -366,18 +398,19 @@ class SimCluster:
             self._round()
             self._settle()
             if self.random.random() < 0.02:
-                check_retained(self._current.store)
+                self._check_retained()
         state = self._current.driver.view().state
         raise SimulationFailed(f"no progress: {state} still, {_DRAIN_ROUNDS} rounds after the faults stopped")
 
     def _round(self) -> None:
         actions = self._all_actions()
-        self.random.shuffle(actions)
         self.turns += len(actions)
         moved = False
-        for action, incarnation, _ in actions:
-            if incarnation.is_alive and not incarnation.driver.is_over:
-                moved |= action.act()
+        for action, incarnation, _ in self.random.sample(actions, len(actions)):
+            for _ in range(_DRAIN_REPEATS):
+                if not incarnation.is_alive or incarnation.driver.is_over or not action.act():
+                    break
+                moved = True
         # Where all wait for time to pass, it passes quickly.
         self.world.clock.advance(self.random.random() * (_DRAIN_TICK_MS if moved else _IDLE_TICK_MS))
 

@@ -90,6 +90,7 @@ class SimSlot:
         self._session = SlotSession(begin=self._begin, on_error=self._raise)
         self._local: LocalLink | None = None
         self._incoming: Lanes = {}
+        self._actions: list[Action] = []
         self.tasks: SlotTasks | None = None
 
     # -- its connection to the coordinator
@@ -123,7 +124,12 @@ class SimSlot:
     # -- actions
 
     def actions(self, peers: list[SlotIndex]) -> list[Action]:
-        """Everything this slot can do next."""
+        """Everything this slot can do next; the same for as long as it lives."""
+        if not self._actions:
+            self._actions = self._all_actions(peers)
+        return self._actions
+
+    def _all_actions(self, peers: list[SlotIndex]) -> list[Action]:
         vertices = self._settings.plan.vertices
         steps = [
             Action(self._step_of(position), EVEN_PACES if vertex.source is not None else SLOW_PACES)

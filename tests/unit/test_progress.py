@@ -1,0 +1,55 @@
+"""What `lastProgress` says of a query."""
+
+from datetime import UTC, datetime
+
+from tidegate.api.progress import progress_of
+from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+from tidegate.model.ids import TaskId, VertexId
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS
+
+
+def task(vertex: int, *, paused_ms: float = 0.0, watermark_ms: int | None = None) -> TaskView:
+    return TaskView(
+        TaskId(VertexId(vertex), 0),
+        name=f"task {vertex}",
+        is_source=vertex == 0,
+        rows_in=10 * (vertex + 1),
+        rows_out=5,
+        queued_bytes=7,
+        busy_ms=1.0,
+        backpressured_ms=2.0,
+        paused_ms=paused_ms,
+        watermark_ms=watermark_ms,
+    )
+
+
+def job(*tasks: TaskView) -> JobView:
+    return JobView(state="running", generation=2, tasks=tasks, slot_pids=(11, 12))
+
+
+def test_rows_are_those_of_the_sources_with_the_time_for_which_they_paused() -> None:
+    progress = progress_of(None, job(task(0, paused_ms=1234.56), task(1)))
+    assert progress["numInputRows"] == 10
+    assert progress["sources"] == [{"description": "task 0", "task": "v0.0", "numInputRows": 10, "pausedMs": 1235}]
+    assert (progress["batchId"], progress["timestamp"], progress["durationMs"]) == (None, None, {})
+    assert progress["slots"] == [{"slot": 0, "pid": 11}, {"slot": 1, "pid": 12}]
+
+
+def test_a_checkpoint_is_the_batch() -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    view = CheckpointView(id=7, status="completed", kind="aligned", triggered_at=at, duration_ms=12.5)
+    progress = progress_of(view, job(task(0)))
+    assert (progress["batchId"], progress["timestamp"]) == (7, "2026-01-02T03:04:05+00:00")
+    assert progress["durationMs"] == {"checkpoint": 12.5}
+
+
+def test_a_watermark_is_shown_where_it_is_known_as_spark_writes_it() -> None:
+    tasks = (
+        task(0),
+        task(1, watermark_ms=1_700_000_000_123),
+        task(2, watermark_ms=-1),
+        task(3, watermark_ms=MAX_WATERMARK_MS),
+    )
+    shown = [t.get("watermark") for t in progress_of(None, job(*tasks))["tasks"]]
+    assert shown == [None, "2023-11-14T22:13:20.123Z", "1969-12-31T23:59:59.999Z", "end"]
+    assert "watermark" not in progress_of(None, job(task(0)))["tasks"][0]
