@@ -1,6 +1,6 @@
 # The only entry: every other script, and CI, calls these targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint sim bench docs format lock clean
+.PHONY: help setup demo check test lint sim bench bench-protocol docs format lock clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
@@ -17,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME
 QUICK := $(wildcard tests/unit tests/architecture tests/simulation)
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## Make .venv with everything pinned (does nothing when it is up to date)
 
@@ -54,6 +54,9 @@ sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, SEEDS=5
 
 bench: setup ## Measure throughput and checkpoints on this machine
 	@$(BIN)/python benchmarks/throughput.py
+
+bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARGS=--json prints numbers
+	@$(BIN)/python -m benchmarks.protocol $(ARGS)
 
 docs: setup ## Check that the documents say what the code does and every link leads somewhere
 	@$(BIN)/python -m pytest -q tests/architecture/test_docs_links.py tests/architecture/test_reference.py

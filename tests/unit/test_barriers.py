@@ -455,7 +455,7 @@ def test_the_end_of_a_finished_channel_counts_as_its_barrier_in_an_open_checkpoi
     gate = Gate(None)
     gate.barrier(A, 1, before=0)
     assert gate.cut(A, 1, 0, 0) == []
-    assert gate.finish(B) == [take(1, ALIGNED), close(1, (A, cut(0, 0)))]
+    assert gate.finish(B) == [take(1, ALIGNED), close(1, (A, cut(0, 0)), (B, cut(0, 0)))]
 
 
 def test_the_end_of_a_finished_channel_counts_as_its_barrier_in_every_later_checkpoint() -> None:
@@ -467,12 +467,21 @@ def test_the_end_of_a_finished_channel_counts_as_its_barrier_in_every_later_chec
         assert gate.cut(A, checkpoint, 0, 1) == [trim(checkpoint, A, 0), close(checkpoint, (A, cut(0, 1)))]
 
 
+def test_what_was_captured_of_a_channel_that_finishes_without_a_barrier_is_kept() -> None:
+    gate = Gate(0.0)
+    gate.barrier(A, 1, before=0)
+    gate.cut(A, 1, 0, 0)
+    assert gate.arrive(B, 0) == [CaptureArrival(CheckpointId(1), B)], "in flight when the snapshot was taken"
+    gate.consume(B, 1)
+    assert gate.finish(B) == [close(1, (A, cut(0, 0)), (B, cut(1, 1)))]
+
+
 def test_a_channel_that_finishes_closes_all_open_checkpoints_in_order() -> None:
     gate = Gate(None)
     for checkpoint in (1, 2):
         gate.barrier(A, checkpoint, before=0)
         gate.cut(A, checkpoint, 0, 0)
-    first, second = close(1, (A, cut(0, 0))), close(2, (A, cut(0, 0)))
+    first, second = (close(checkpoint, (A, cut(0, 0)), (B, cut(0, 0))) for checkpoint in (1, 2))
     assert gate.finish(B) == [take(1, ALIGNED), first, take(2, ALIGNED), second]
 
 

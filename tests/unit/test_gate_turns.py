@@ -142,3 +142,23 @@ def test_a_channel_with_much_does_not_keep_the_others_waiting() -> None:
         turns.append(piece.channel)
         link.gate.consumed(piece, 0.0, elapsed_ms=1.0)
     assert turns == [*CHANNELS, *[CHANNELS[0]] * 4]
+
+
+def test_what_was_sent_after_a_cut_moves_on_when_the_cut_is_known() -> None:
+    link = Link(dict.fromkeys(CHANNELS, 0), 0.0)
+    for channel in CHANNELS:
+        link.barrier(channel)
+    link.send(CHANNELS[0], ELEMENTS["rows"])
+    assert not link.step(max_rows=3)
+    link.cut(CHANNELS[0])
+    assert link.step(max_rows=3)
+
+
+def test_what_an_aborted_checkpoint_held_back_moves_on() -> None:
+    link = Link(dict.fromkeys(CHANNELS, 0), None)
+    link.barrier(CHANNELS[0])
+    link.cut(CHANNELS[0])
+    link.send(CHANNELS[0], ELEMENTS["rows"])
+    assert not link.step(max_rows=3)
+    link.gate.on_abort(CheckpointId(1))
+    assert link.step(max_rows=3)

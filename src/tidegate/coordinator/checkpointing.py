@@ -34,6 +34,7 @@ from tidegate.protocol.checkpoints import (
     Refuse,
     Trigger,
 )
+from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.requests import Afterwards, CheckpointRequest, SavepointAlignment, SavepointRequest
 from tidegate.storage.manifests import Manifest
 from tidegate.worker.mailbox import Background
@@ -157,6 +158,8 @@ class Checkpointing:
         if savepoint is not None:
             location = f"{savepoint.location}/savepoint-{checkpoint}-g{self.generation}"
             switch_after_ms = 0.0 if savepoint.alignment is SavepointAlignment.UNALIGNED else None
+        if self.spec.slot_settings.guarantee is Guarantee.AT_LEAST_ONCE:
+            switch_after_ms = None  # nothing waits for its barrier, so nothing needs to overtake
         self._underway[checkpoint] = Underway(
             checkpoint, self.clock.monotonic_ms(), self.clock.wall_ms(), savepoint=savepoint, location=location
         )

@@ -4,6 +4,7 @@ Every method may raise StorageFailure, Superseded or what a sink raises; the coo
 """
 
 import os
+import re
 import socket
 import uuid
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from tidegate.worker.restoring import read_source_states
 
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
 _REMEMBERED_COMMITTABLES = 100_000
+_ADVICE = re.compile(r"[:;] restore ")
 # Before it is chosen, a checkpoint up to this size is read as a whole; of a larger one only lengths are compared, and
 # the slots find other damage when they read it.
 _READ_TO_CHECK_BYTES = 256 << 20
@@ -86,6 +88,7 @@ class DurableJob:
         self._committed: dict[bytes, None] = {}
         self._shared = SharedFiles()
         self._registered: set[CheckpointId] = set()
+        self._files: dict[CheckpointId, frozenset[str]] = {}
         self._pending: frozenset[CheckpointId] = frozenset()
         self._generation = Generation(0)
         self._log = JobLog(store, driver=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
@@ -99,8 +102,10 @@ class DurableJob:
             check_fits(self._manifest(chosen), self._plan, self._settings.fingerprint)
         elif self._settings.restore_from is not None:
             root, path = _locate(self._settings.restore_from)
-            manifest = decode_manifest(self._open_location(root).read(path), name=f"{root}/{path}")
+            store = self._open_location(root)
+            manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
             check_fits(manifest, self._plan, self._settings.fingerprint)
+            _check_files(store, manifest)
 
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
@@ -175,16 +180,10 @@ class DurableJob:
     def _damage_of(self, completed: CheckpointCompleted) -> str | None:
         """One sentence if its manifest or a file that it names cannot be used."""
         try:
-            store, manifest = self._place_of(completed), self._manifest(completed)
-            files = _files_of(manifest)
-            is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
-            for path, file in files.items():
-                if is_small:
-                    check_sum(store.read(path), file, name=path)
-                elif (found_bytes := store.size(path)) != file.length_bytes:
-                    return f"{path} has {found_bytes} bytes where the manifest says {file.length_bytes}."
+            _check_files(self._place_of(completed), self._manifest(completed))
         except Damaged as error:
-            return str(error)
+            # What to do about it depends on what else there is to restore; that is said where it is decided.
+            return _ADVICE.split(str(error))[0]
         return None
 
     def _settle(self, chosen: CheckpointCompleted | None) -> None:
@@ -192,8 +191,8 @@ class DurableJob:
         entries = self._log.read()
         still_open = uncommitted(entries)
         settled = [c for c in retained_checkpoints(entries) if c not in still_open]
-        if still_open and settled:
-            self._remember(self._manifest(settled[-1]))
+        if still_open:
+            self._remember_newest_of(settled)
         for completed in still_open:
             if chosen is not None and completed.checkpoint <= chosen.checkpoint:
                 self.commit(completed.checkpoint, self._manifest(completed))
@@ -221,7 +220,7 @@ class DurableJob:
                 has_committables=bool(manifest.committables),
             )
         )
-        self._register(manifest)
+        self._register(manifest.checkpoint, _shared_files(manifest))
         return path if location is None else location
 
     def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
@@ -260,12 +259,13 @@ class DurableJob:
         leaving = set(to_retire(facts, keep=self._settings.keep, now_ms=self._wall_ms()))
         for completed in retained:
             if completed.checkpoint not in self._registered:
-                self._register(self._manifest(completed))
+                self._register(completed.checkpoint, self._shared_files_of(completed) or frozenset())
         self._note_pending(pending)
         for checkpoint in sorted(leaving):
             self._log.append(CheckpointRetired(checkpoint=checkpoint))
             self._shared.on_retired(checkpoint)
             self._registered.discard(checkpoint)
+            self._files.pop(checkpoint, None)
         kept = {_folder(c) for c in [*retained, *skipped_checkpoints(entries)] if c.checkpoint not in leaving}
         newest = max((c.checkpoint for c in retained), default=CheckpointId(0))
         for path in self._store.list(layout.CHECKPOINTS):
@@ -273,7 +273,8 @@ class DurableJob:
             # Newer than the newest completed one may still be in the making.
             if folder is not None and folder not in kept and folder.checkpoint < newest:
                 self._store.delete(path)
-        self._delete_unused_shared_files()
+        staying = [c for c in retained if c.checkpoint not in leaving]
+        self._delete_unused_shared_files([*staying, *skipped_checkpoints(entries)])
 
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
@@ -287,10 +288,9 @@ class DurableJob:
             folder = layout.parse_checkpoint(path)
             if folder is not None and folder not in retained and folder.generation <= generation:
                 self._store.delete(path)
-        used = {path for completed in staying for path in self._shared_files_of(completed)}
-        for path in self._store.list(layout.SHARED):
-            folder = layout.parse_channel_file(path)
-            if folder is not None and path not in used and folder.generation <= generation:
+        used = _UsedFiles.of(staying, self._shared_files_of)
+        for path, folder in self._listed_shared_files():
+            if folder.generation <= generation and not used.may_need(path, folder.checkpoint):
                 self._store.delete(path)
 
     def _note_pending(self, said: frozenset[CheckpointId]) -> None:
@@ -303,26 +303,48 @@ class DurableJob:
             self._shared.on_triggered(checkpoint)
         self._pending = pending
 
-    def _delete_unused_shared_files(self) -> None:
-        listed: list[tuple[str, CheckpointId]] = []
-        for path in self._store.list(layout.SHARED):
-            folder = layout.parse_channel_file(path)
-            if folder is not None and folder.generation <= self._generation:
-                listed.append((path, folder.checkpoint))
-        for path in self._shared.deletable(listed):
-            self._store.delete(path)
+    def _delete_unused_shared_files(self, staying: Sequence[CheckpointCompleted]) -> None:
+        listed = self._listed_shared_files()
+        if not listed:
+            return
+        used = _UsedFiles.of(staying, self._shared_files_of)
+        own = [(path, folder.checkpoint) for path, folder in listed if folder.generation <= self._generation]
+        unknown = {path for path, writer in own if used.may_need(path, writer)}
+        for path in self._shared.deletable(own):
+            if path not in unknown:
+                self._store.delete(path)
 
-    def _register(self, manifest: Manifest) -> None:
-        files = frozenset(file.path for slot in manifest.slots for file in slot.shared)
-        self._shared.on_completed(manifest.checkpoint, files)
-        self._pending -= {manifest.checkpoint}
-        self._registered.add(manifest.checkpoint)
+    def _listed_shared_files(self) -> list[tuple[str, layout.CheckpointFolder]]:
+        found = [(path, layout.parse_channel_file(path)) for path in self._store.list(layout.SHARED)]
+        return [(path, folder) for path, folder in found if folder is not None]
 
-    def _shared_files_of(self, completed: CheckpointCompleted) -> list[str]:
-        """Of a damaged one nothing is known: whoever cleans up then leaves all shared files where they are."""
-        return [file.path for slot in self._manifest(completed).slots for file in slot.shared]
+    def _register(self, checkpoint: CheckpointId, files: frozenset[str]) -> None:
+        self._shared.on_completed(checkpoint, files)
+        self._pending -= {checkpoint}
+        self._registered.add(checkpoint)
+        self._files[checkpoint] = files
+
+    def _shared_files_of(self, completed: CheckpointCompleted) -> frozenset[str] | None:
+        """None if that cannot be told any more, because its manifest is damaged."""
+        if completed.is_savepoint:
+            return frozenset()  # it refers to nothing, and its owner may have taken it away
+        if completed.checkpoint not in self._files:
+            try:
+                self._files[completed.checkpoint] = _shared_files(self._manifest(completed))
+            except Damaged:
+                return None
+        return self._files[completed.checkpoint]
 
     # -- reading
+
+    def _remember_newest_of(self, settled: Sequence[CheckpointCompleted]) -> None:
+        """What it committed need not be committed again. A savepoint may be gone: then the one before it will do."""
+        for completed in reversed(settled):
+            try:
+                self._remember(self._manifest(completed))
+            except Damaged:
+                continue
+            return
 
     def _remember(self, manifest: Manifest) -> None:
         self._committed.update(dict.fromkeys(_committables(manifest)))
@@ -339,6 +361,43 @@ class DurableJob:
 
 def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
     return layout.CheckpointFolder(completed.checkpoint, completed.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class _UsedFiles:
+    """`unknown_up_to`: a damaged checkpoint may need any file that was written up to it."""
+
+    files: frozenset[str]
+    unknown_up_to: CheckpointId
+
+    @classmethod
+    def of(
+        cls,
+        staying: Sequence[CheckpointCompleted],
+        shared_files_of: Callable[[CheckpointCompleted], frozenset[str] | None],
+    ) -> "_UsedFiles":
+        found = {completed.checkpoint: shared_files_of(completed) for completed in staying}
+        unknown = [checkpoint for checkpoint, files in found.items() if files is None]
+        known = frozenset(path for files in found.values() if files is not None for path in files)
+        return cls(known, max(unknown, default=CheckpointId(0)))
+
+    def may_need(self, path: str, writer: CheckpointId) -> bool:
+        return path in self.files or writer <= self.unknown_up_to
+
+
+def _check_files(store: Store, manifest: Manifest) -> None:
+    """Raises `Damaged` if a file that the manifest names is missing or is not the one it speaks of."""
+    files = _files_of(manifest)
+    is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
+    for path, file in files.items():
+        if is_small:
+            check_sum(store.read(path), file, name=path)
+        elif (found_bytes := store.size(path)) != file.length_bytes:
+            raise Damaged(f"{path} has {found_bytes} bytes where the manifest says {file.length_bytes}.")
+
+
+def _shared_files(manifest: Manifest) -> frozenset[str]:
+    return frozenset(file.path for slot in manifest.slots for file in slot.shared)
 
 
 def _files_of(manifest: Manifest) -> dict[str, FileSum]:

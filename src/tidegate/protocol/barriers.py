@@ -142,6 +142,8 @@ class GateBarriers:
         switch_after_ms: float | None,
         now_ms: float,
     ) -> list[GateAction]:
+        if self._guarantee is Guarantee.AT_LEAST_ONCE and switch_after_ms is not None:
+            raise ProtocolViolation(f"Checkpoint {checkpoint} may switch, but at-least-once checkpoints are aligned.")
         active = self._open(checkpoint, triggered_at_ms=now_ms - age_ms, switch_after_ms=switch_after_ms)
         if active is None:
             return []
@@ -190,10 +192,13 @@ class GateBarriers:
         From now on the end of the channel counts as its barrier.
         """
         self._live.discard(channel)
+        end = self._channels[channel].arrived
         for active in self._active.values():
             if channel not in active.before:
-                active.unaligned.discard(channel)
-                active.unclosed.discard(channel)
+                # A snapshot that was taken meanwhile has captured what was in flight then: it is kept.
+                active.before[channel] = end
+                active.cuts[channel] = Cut(held_from=end, before=end)
+                self._look_at(channel, active)
         self._open_triggered()
         return self._settle(now_ms)
 

@@ -100,8 +100,9 @@ def recovered_channels(
 ) -> dict[ChannelId, tuple[Piece, ...]]:
     """For every new channel that receives recovered data: the old channels it delivers before anything new, in order.
 
-    Of `in_flight` only the channels of `old.edge` are looked at. `broadcast_from` is the old receiver whose broadcast
-    state is restored; None stands for the most advanced one on this edge.
+    Of `in_flight` only the channels of `old.edge` are looked at. `broadcast_from`, on a broadcast edge, is the old
+    receiver whose broadcast state every new one takes; None stands for the most advanced one on this edge, or for
+    receivers that take their own, if the channels are kept.
 
     If the channels are kept, each has itself as its only piece. Otherwise a new channel numbers its elements from 0
     over all its pieces, and goes on at `recovered_count`. An element keeps its place in that count even if no row of
@@ -110,7 +111,7 @@ def recovered_channels(
     Rows of one old channel keep their order; on a hash edge, over several restores, those of one key group do.
     """
     captured = sorted((part for part in in_flight if part.channel.edge == old.edge), key=lambda part: part.channel)
-    if keeps_channels(old, new):
+    if keeps_channels(old, new) and broadcast_from is None:
         return {part.channel._replace(edge=new.edge): (Piece(part.channel, None),) for part in captured}
     moving = [part.channel for part in captured if part.count > 0]
     if not moving:

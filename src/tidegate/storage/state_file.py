@@ -7,7 +7,7 @@ Owns these bytes and their checksums. It never reads or writes a store, and neve
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -87,18 +87,27 @@ class StateFileWriter:
             self._length_bytes += len(piece)
 
 
-class StateFile:
-    """A state file in memory. Sections are views into it, each checked when it is taken."""
+# A part of a file: where it starts and how long it is.
+ReadRange: TypeAlias = Callable[[int, int], memoryview]
 
-    def __init__(self, name: str, data: memoryview, index: list[_IndexEntry]) -> None:
+
+class StateFile:
+    """A state file that is read section by section, each checked when it is taken."""
+
+    def __init__(self, name: str, read: ReadRange, index: list[_IndexEntry]) -> None:
         self._name = name
-        self._data = data
+        self._read = read
         self._index = index
 
     @classmethod
     def open(cls, data: Buffer, *, name: str) -> "StateFile":
+        """One that is in memory as a whole; sections are views into it."""
         view = memoryview(data).cast("B")
-        return cls(name, view, _read_index(view, name))
+        return cls.open_ranges(lambda start, length: view[start : start + length], length_bytes=len(view), name=name)
+
+    @classmethod
+    def open_ranges(cls, read: ReadRange, *, length_bytes: int, name: str) -> "StateFile":
+        return cls(name, read, _read_index(read, length_bytes, name))
 
     def keys(self) -> list[SectionKey]:
         return [entry.key for entry in self._index]
@@ -122,7 +131,7 @@ class StateFile:
         ]
 
     def _checked(self, entry: _IndexEntry) -> memoryview:
-        data = self._data[entry.offset : entry.offset + entry.length]
+        data = self._read(entry.offset, entry.length)
         if zlib.crc32(data) != entry.crc32:
             raise _damaged(self._name, f"the checksum of section {_describe(entry.key)} is wrong")
         return data
@@ -147,18 +156,18 @@ def check_sum(data: Buffer, expected: FileSum, *, name: str) -> None:
         raise _damaged(name, "its checksum is not the one in the manifest")
 
 
-def _read_index(data: memoryview, name: str) -> list[_IndexEntry]:
-    if len(data) < _FOOTER.size:
-        raise _damaged(name, f"it has only {len(data)} bytes")
-    index_length, index_crc32, version, magic = _FOOTER.unpack(data[-_FOOTER.size :])
+def _read_index(read: ReadRange, length_bytes: int, name: str) -> list[_IndexEntry]:
+    if length_bytes < _FOOTER.size:
+        raise _damaged(name, f"it has only {length_bytes} bytes")
+    index_length, index_crc32, version, magic = _FOOTER.unpack(read(length_bytes - _FOOTER.size, _FOOTER.size))
     if magic != _MAGIC:
         raise _damaged(name, "its end is missing")
     if version != VERSION:
         raise _damaged(name, f"it has format version {version} and this Tidegate reads version {VERSION}")
-    sections_end = len(data) - _FOOTER.size - index_length
+    sections_end = length_bytes - _FOOTER.size - index_length
     if sections_end < 0:
         raise _damaged(name, "its index is cut off")
-    raw = data[sections_end : sections_end + index_length]
+    raw = read(sections_end, index_length)
     if zlib.crc32(raw) != index_crc32:
         raise _damaged(name, "the checksum of its index is wrong")
     try:

@@ -199,7 +199,8 @@ class EdgeOutput:
         self.channels = tuple(channels)
         self._partitioning = partitioning
         self._max_parallelism = max_parallelism
-        self._turn = 0
+        # Each sender begins with another receiver, so that few batches do not all go to the same one.
+        self._turn = self.channels[0].channel.sender % len(self.channels)
 
     def emit(self, rows: pa.RecordBatch, now_ms: float) -> None:
         match self._partitioning:
@@ -214,8 +215,8 @@ class EdgeOutput:
                     if piece is not None and piece.num_rows:
                         channel.gather(piece, now_ms)
             case RebalancePartitioning() | PointwisePartitioning():
-                self._turn = (self._turn + 1) % len(self.channels)
                 self.channels[self._turn].gather(rows, now_ms)
+                self._turn = (self._turn + 1) % len(self.channels)
             case BroadcastPartitioning():
                 for channel in self.channels:
                     channel.gather(rows, now_ms)

@@ -236,7 +236,7 @@ class _Restoring:
         edges = [
             e for e in self._plan.edges if e.receiver == vertex and isinstance(e.partitioning, BroadcastPartitioning)
         ]
-        if not edges or all(self._keeps_channels(edge) for edge in edges):
+        if not edges or all(self._has_same_shape(edge) for edge in edges):
             return None
         return most_advanced_of([self._old_plan.shape_of(edge) for edge in edges], self._in_flight.values())
 
@@ -254,8 +254,16 @@ class _Restoring:
 
     # -- channels
 
-    def _keeps_channels(self, edge: Edge) -> bool:
+    def _has_same_shape(self, edge: Edge) -> bool:
         return keeps_channels(self._old_plan.shape_of(edge), self._plan.shape_of(edge))
+
+    def _keeps_channels(self, edge: Edge) -> bool:
+        """Not if the receivers take over another one's broadcast state: then they take what that one had in flight."""
+        return self._has_same_shape(edge) and self._broadcast_from_of(edge) is None
+
+    def _broadcast_from_of(self, edge: Edge) -> int | None:
+        is_broadcast = isinstance(edge.partitioning, BroadcastPartitioning)
+        return self._broadcast_subtask(edge.receiver) if is_broadcast else None
 
     def _pieces(self, edge: Edge) -> dict[ChannelId, tuple[Piece, ...]]:
         return recovered_channels(
@@ -263,7 +271,7 @@ class _Restoring:
             self._plan.shape_of(edge),
             self._in_flight.values(),
             max_parallelism=self._plan.max_parallelism,
-            broadcast_from=self._broadcast_subtask(edge.receiver),
+            broadcast_from=self._broadcast_from_of(edge),
         )
 
     def _next_sequence(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> Sequence:
@@ -340,9 +348,17 @@ def _as_it_was(plan: JobPlan, manifest: Manifest) -> JobPlan:
 
 
 def _open(store: Store, file: SlotFile) -> StateFile:
-    data = store.read(file.path)
-    check_sum(data, FileSum(file.length_bytes, file.crc32), name=file.path)
-    return StateFile.open(data, name=file.path)
+    """Only its index: sections are read when they are needed, and each is checked by its own sum."""
+    if (found_bytes := store.size(file.path)) != file.length_bytes:
+        raise Damaged(
+            f"State file {file.path} is damaged: it has {found_bytes} bytes where the manifest says "
+            f"{file.length_bytes}; restore it from a backup, or start from another checkpoint."
+        )
+
+    def read(start: int, length: int) -> memoryview:
+        return memoryview(store.read_range(file.path, start=start, length=length))
+
+    return StateFile.open_ranges(read, length_bytes=file.length_bytes, name=file.path)
 
 
 def _restored(stored: StoredSection) -> RestoredSection:

@@ -4,6 +4,7 @@ Knows links but no connection, and never waits: `slot` drives it over sockets, t
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 import pyarrow as pa
 
@@ -217,8 +218,10 @@ class SlotTasks:
         self._send(Progress(self._generation, self._is_idle(), self._splits_received, [*map(_progress, self.tasks)]))
 
     def close(self) -> None:
-        for task in self.tasks:
-            task.close()
+        """Every task, whatever the user's code in one of them raises; the first error is raised at the end."""
+        with ExitStack() as stack:
+            for task in reversed(self.tasks):
+                stack.callback(task.close)
 
     # -- questions
 

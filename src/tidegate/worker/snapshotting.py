@@ -114,6 +114,7 @@ class SlotSnapshots:
         self._send = send
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
+        self._savepoints: set[CheckpointId] = set()
         self._last_snapshot: dict[TaskId, TaskSnapshot] = {}
         self._finished: set[TaskId] = set()
         self.known = KnownElements()
@@ -131,6 +132,8 @@ class SlotSnapshots:
         assembly = self._assemblies.setdefault(checkpoint, _Assembly())
         assembly.is_triggered = True
         assembly.savepoint = savepoint
+        if savepoint is not None:
+            self._savepoints = {id for id in self._savepoints if id > checkpoint - _REMEMBERED_ABORTS} | {checkpoint}
         self._go_on(checkpoint, assembly)
 
     def on_snapshot(self, snapshot: TaskSnapshot) -> None:
@@ -170,6 +173,8 @@ class SlotSnapshots:
     def on_done(self, done: CheckpointDone) -> None:
         for task, prepared in self._unsettled.items():
             self._unsettled[task] = {later: p for later, p in prepared.items() if later > done.checkpoint}
+        if done.checkpoint in self._savepoints:
+            return  # nothing may refer to it: what the checkpoint before it holds is still there
         own = self._acknowledged.get(done.checkpoint, [])
         told = [found for stored in done.held for found in referable(stored.channel, stored.elements, done.files)]
         self.known.replace([*own, *told])

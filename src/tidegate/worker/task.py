@@ -4,6 +4,7 @@ A step processes one slice. A snapshot falls between two steps, never inside one
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -252,12 +253,13 @@ class Task:
         return self._time.told_ms if self._time.told_ms > MIN_WATERMARK_MS else None
 
     def close(self) -> None:
-        for operator in self.operators:
-            operator.close()
-        if self.source is not None:
-            self.source.close()
-        if self.sink is not None:
-            self.sink.close()
+        with ExitStack() as stack:
+            if self.sink is not None:
+                stack.callback(self.sink.close)
+            if self.source is not None:
+                stack.callback(self.source.close)
+            for operator in self.operators:
+                stack.callback(operator.close)
 
     # -- inside
 
