@@ -389,8 +389,12 @@ def finishes_a_task_before_a_checkpoint_covers_its_end(patch: Patch) -> None:
 
 @variant(found_at=0)
 def keeps_a_source_paused_when_its_checkpoint_has_settled(patch: Patch) -> None:
-    patch.setattr(SourceAdmission, "on_settled", lambda self, checkpoint: None)
-    patch.setattr(SourceAdmission, "on_reached_all", lambda self, checkpoint: None)
+    original = SourceAdmission.may_pull
+
+    def may_pull(self: SourceAdmission, now_ms: float) -> bool:
+        return self._paused_since_ms is None and original(self, now_ms)
+
+    patch.setattr(SourceAdmission, "may_pull", may_pull)
 
 
 # -- in the restore
@@ -664,10 +668,7 @@ def retires_checkpoints_that_are_not_committed(patch: Patch) -> None:
     original = durable.to_retire
 
     def to_retire(completed: Any, **settings: Any) -> Any:
-        return original([msgspec_free_replace(c) for c in completed], **settings)
-
-    def msgspec_free_replace(completed: Any) -> Any:
-        return replace(completed, is_committed=True)
+        return original([replace(c, is_committed=True) for c in completed], **settings)
 
     patch.setattr(durable, "to_retire", to_retire)
 

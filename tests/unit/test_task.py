@@ -13,6 +13,7 @@ from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, TaskId
 from tidegate.network.messages import BarrierSent, ChannelFinished, CutSent, PeerMessage
 from tidegate.operators.contract import Emit, Operator, TaskContext, WithoutTimers
 from tidegate.plan.physical import ForwardPartitioning
+from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark
@@ -20,6 +21,7 @@ from tidegate.state.contract import RestoredSection, Section
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.gate import Arrived, ClosedCapture, Gate, RecoveredChannel, RecoveredWatermarks
 from tidegate.worker.output import GATHER_MS, EdgeOutput, OutputChannel, Sealed, TaskOutput
+from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
 from tidegate.worker.task import Task, TaskListener, TaskSnapshot
 
@@ -109,6 +111,7 @@ class Made:
         restored: StoredTask | None = None,
         idle_after_ms: float | None = None,
         watermark_interval_ms: float = 0.0,
+        mode: ActiveBackpressure = ActiveBackpressure.OFF,
     ) -> None:
         self.clock = ManualClock()
         self.taken: list[TaskSnapshot] = []
@@ -116,12 +119,13 @@ class Made:
         self.finished: list[TaskId] = []
         self.link = Recorder()
         self.source = Script(deque(answers)) if answers else None
+        self.admission = SourceAdmission(mode, interval_ms=10.0, max_concurrent=1, now_ms=0.0)
         channel = OutputChannel(OUT, 0, self.link, window_bytes=window_bytes, next_sequence=Sequence(0))
         self.out = channel
         edge = EdgeOutput([channel], ForwardPartitioning(), max_parallelism=16)
         self.task = Task(
             id=TaskId(VertexId(1), 0),
-            source=self.source,
+            source=None if self.source is None else SourceHead(self.source, self.admission, idle_after_ms),
             gate=gate,
             inputs=inputs or {},
             operators=operators,
@@ -134,7 +138,6 @@ class Made:
                 on_finished=self.finished.append,
             ),
             restored=restored or StoredTask(),
-            idle_after_ms=idle_after_ms,
             watermark_interval_ms=watermark_interval_ms,
         )
 
@@ -289,7 +292,8 @@ def test_a_restored_task_whose_channels_are_idle_is_idle_downstream_too() -> Non
 
 def test_a_source_without_rows_for_long_says_once_that_it_is_idle_and_is_active_with_its_next_rows() -> None:
     made = Made(answers=[NothingNow(10.0), NothingNow(10.0), NothingNow(10.0), Rows(rows(1)), NothingNow(10.0)])
-    made.task.idle_after_ms = 15.0
+    assert made.task.source is not None
+    made.task.source.idle_after_ms = 15.0
     found = []
     for _ in range(4):
         found += made.run(2)
@@ -418,3 +422,20 @@ def test_a_task_without_room_does_not_keep_the_slot_awake() -> None:
     made.clock.advance(100.0)
     made.run()
     assert made.task.next_deadline_ms() is None
+
+
+def test_a_source_waits_while_checkpoints_are_behind_and_goes_on_once_one_is_settled() -> None:
+    made = Made(answers=[NothingNow(1.0)] * 50, mode=ActiveBackpressure.STRICT)
+    made.trigger(ONE)
+    made.clock.advance(20.0)
+    assert made.source is not None
+    made.run(3)
+    paused_at = made.source.polls
+    made.clock.advance(20.0)
+    made.run(3)
+    assert made.source.polls == paused_at
+    assert made.task.next_deadline_ms() is None, "a message wakes it"
+    assert made.task.paused_ms() == 20.0
+    made.task.on_done(ONE)
+    made.run(3)
+    assert made.source.polls > paused_at

@@ -17,6 +17,7 @@ from tidegate.worker.gate import Gate, RecoveredWatermarks
 from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
 from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
 from tidegate.worker.settings import SlotSettings
+from tidegate.worker.source_head import SourceHead
 from tidegate.worker.task import Task, TaskListener
 
 
@@ -54,9 +55,10 @@ class TaskBuilder:
         restored = self.restore.tasks.get(id, RestoredTask())
         source = None
         if vertex.source is not None:
-            source = open_source(vertex.source).reader(subtask=self.slot, parallelism=parallelism)
+            reader = open_source(vertex.source).reader(subtask=self.slot, parallelism=parallelism)
             if restored.source_state is not None:
-                source.restore(restored.source_state)
+                reader.restore(restored.source_state)
+            source = SourceHead(reader, self._admission(), settings.idle_after_ms)
         key_groups = range_of(self.slot, parallelism=parallelism, max_parallelism=plan.max_parallelism)
         context = TaskContext(
             task=id,
@@ -86,11 +88,9 @@ class TaskBuilder:
             sink=sink,
             clock=self.clock,
             listener=self.listener,
-            admission=None if source is None else self._admission(),
             restored=restored.progress,
             floors=restored.floors,
             watermark_interval_ms=settings.watermark_interval_ms,
-            idle_after_ms=settings.idle_after_ms,
         )
 
     def _admission(self) -> SourceAdmission:

@@ -10,12 +10,11 @@ from typing import cast
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Prepared, Rows, SinkWriter, SourceReader
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Prepared, Rows, SinkWriter
 from tidegate.model.clock import Clock
 from tidegate.model.ids import CheckpointId, EdgeId, TaskId
 from tidegate.operators.contract import NO_FLOORS, Emit, Operator, TwoInputOperator
 from tidegate.plan.physical import SECOND_INPUT
-from tidegate.protocol.admission import SourceAdmission
 from tidegate.protocol.barriers import TakeSnapshot
 from tidegate.protocol.finished import TaskEnd
 from tidegate.protocol.kinds import CheckpointKind
@@ -32,6 +31,7 @@ from tidegate.worker.event_time import ChainTime
 from tidegate.worker.gate import ClosedCapture, Gate, GateResult
 from tidegate.worker.output import TaskOutput
 from tidegate.worker.slices import SliceSizer
+from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
 
 # How long a step may take: a barrier waits for one step at the most.
@@ -75,10 +75,10 @@ class TaskListener:
 
 @dataclass(slots=True)
 class Task:
-    """`inputs`: which input of the first operator each edge feeds. `admission` is a source's leave to pull."""
+    """`inputs`: which input of the first operator each edge feeds."""
 
     id: TaskId
-    source: SourceReader | None
+    source: SourceHead | None
     gate: Gate | None
     inputs: Mapping[EdgeId, int]
     operators: Sequence[Operator]
@@ -86,11 +86,9 @@ class Task:
     sink: SinkWriter | None
     clock: Clock
     listener: TaskListener
-    admission: SourceAdmission | None = None
     restored: StoredTask = field(default_factory=StoredTask)
     floors: KeyGroupFloors = NO_FLOORS
     watermark_interval_ms: float = 0.0
-    idle_after_ms: float | None = None
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
     _end: TaskEnd = field(default_factory=TaskEnd)
@@ -98,12 +96,6 @@ class Task:
     _timer_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     _output_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
-    _source_retry_at_ms: float = 0.0
-    _source_has_ended: bool = False
-    _source_idle_since_ms: float | None = None
-    _is_source_idle: bool = False
-    _suspended_by: CheckpointId | None = None
-    _is_paused: bool = False
     _waiting_since_ms: float | None = None
     _first_barrier_ms: dict[CheckpointId, float] = field(default_factory=dict)
 
@@ -142,7 +134,7 @@ class Task:
         if self._is_ending:
             self._end_output()
             return True
-        moved = self._step_source(now_ms) if self.source is not None else self._step_gate(now_ms)
+        moved = self._step_gate(now_ms) if self.source is None else self._step_source(self.source, now_ms)
         if not moved:
             for operator, emit in zip(self.operators, self._emits, strict=True):
                 operator.on_idle(emit)
@@ -151,7 +143,7 @@ class Task:
     def is_waiting(self) -> bool:
         """No input just now: what the task was given is processed."""
         if self.source is not None:
-            return self._source_has_ended or self._source_retry_at_ms > 0.0
+            return self.source.is_waiting()
         assert self.gate is not None
         return self.gate.is_empty()
 
@@ -160,10 +152,9 @@ class Task:
         if self.gate is not None and (switch_ms := self.gate.next_deadline_ms()) is not None:
             deadlines.append(switch_ms)
         if not self.has_ended and self._waiting_since_ms is None:
-            # Else only a message can set off a step, and that wakes the slot; likewise for a source that must not pull.
-            may_pull = self._suspended_by is None and not self._is_paused
-            if self.source is not None and may_pull and not self._source_has_ended and self._source_retry_at_ms:
-                deadlines.append(self._source_retry_at_ms)
+            # Else only a message can set off a step, and that wakes the slot.
+            if self.source is not None and (retry_ms := self.source.next_deadline_ms()) is not None:
+                deadlines.append(retry_ms)
             if (telling_ms := self._time.next_telling_ms()) is not None:
                 deadlines.append(telling_ms)
             if (timer_ms := self._time.next_timer_ms()) is not None:
@@ -182,10 +173,7 @@ class Task:
 
     def add_splits(self, splits: Sequence[bytes], *, is_last: bool) -> None:
         assert self.source is not None
-        self.source.add_splits(splits)
-        if is_last:
-            self.source.no_more_splits()
-        self._source_retry_at_ms = 0.0
+        self.source.add_splits(splits, is_last=is_last)
 
     # -- checkpoints
 
@@ -202,10 +190,7 @@ class Task:
             assert self.gate is not None
             self.perform(self.gate.on_triggered(checkpoint, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=now_ms))
             return
-        if suspends:
-            self._suspended_by = checkpoint
-        if self.admission is not None:
-            self.admission.on_triggered(checkpoint, now_ms)
+        self.source.on_triggered(checkpoint, now_ms, suspends=suspends)
         kind = CheckpointKind.UNALIGNED if switch_after_ms == 0 else CheckpointKind.ALIGNED
         self._take(TakeSnapshot(checkpoint, kind, age_ms=0.0, switch_after_ms=switch_after_ms))
         self.listener.on_closed(self.id, ClosedCapture(checkpoint, ()))
@@ -225,20 +210,18 @@ class Task:
             self._first_barrier_ms.setdefault(checkpoint, now_ms)
 
     def on_barrier_everywhere(self, checkpoint: CheckpointId) -> None:
-        if self.admission is not None:
-            self.admission.on_reached_all(checkpoint)
+        if self.source is not None:
+            self.source.admission.on_reached_all(checkpoint)
 
     def on_done(self, checkpoint: CheckpointId) -> None:
-        if self.admission is not None:
-            self.admission.on_settled(checkpoint)
+        if self.source is not None:
+            self.source.admission.on_settled(checkpoint)
         self._finish_if(bool(self._end.on_completed(checkpoint)))
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
         self._first_barrier_ms.pop(checkpoint, None)
-        if self._suspended_by == checkpoint:
-            self._suspended_by = None
-        if self.admission is not None:
-            self.admission.on_settled(checkpoint)
+        if self.source is not None:
+            self.source.on_abort(checkpoint)
         if self.gate is not None:
             self.gate.on_abort(checkpoint)
         if self.output is not None:
@@ -246,7 +229,7 @@ class Task:
                 channel.on_abort(checkpoint)
 
     def paused_ms(self) -> float:
-        return 0.0 if self.admission is None else self.admission.paused_ms(self.clock.monotonic_ms())
+        return 0.0 if self.source is None else self.source.admission.paused_ms(self.clock.monotonic_ms())
 
     def watermark_ms(self) -> int | None:
         """How far event time has come behind this task, once it has begun."""
@@ -257,7 +240,7 @@ class Task:
             if self.sink is not None:
                 stack.callback(self.sink.close)
             if self.source is not None:
-                stack.callback(self.source.close)
+                stack.callback(self.source.reader.close)
             for operator in self.operators:
                 stack.callback(operator.close)
 
@@ -273,34 +256,26 @@ class Task:
             self._waiting_since_ms = now_ms
         return False
 
-    def _step_source(self, now_ms: float) -> bool:
-        assert self.source is not None
-        if now_ms < self._source_retry_at_ms or self._suspended_by is not None:
-            return False
-        self._is_paused = self.admission is not None and not self.admission.may_pull(now_ms)
-        if self._is_paused:
-            return False
-        match self.source.poll(self._slice_rows()):
+    def _step_source(self, source: SourceHead, now_ms: float) -> bool:
+        match source.poll(self._slice_rows(), now_ms):
             case Rows(rows, watermark_ms):
-                self._source_retry_at_ms = 0.0
-                self._source_idle_since_ms, self._is_source_idle = None, False
                 self._process(self._first, rows, now_ms)
                 if watermark_ms is not None:
                     self._time.on_input(watermark_ms)
                 return True
-            case NothingNow(retry_after_ms):
-                self._source_retry_at_ms = now_ms + max(1.0, retry_after_ms)
-                self._become_idle_if_due(now_ms)
+            case NothingNow():
+                if source.becomes_idle(now_ms):
+                    self._tell_idle()
                 return False
             case EndOfSource():
-                self._source_has_ended = True
                 self._end_input()
                 return True
             case EndOfData():
-                self._source_has_ended = True
                 self._time.on_input(MAX_WATERMARK_MS)
                 self._end_input()
                 return True
+            case None:
+                return False
 
     def _step_gate(self, now_ms: float) -> bool:
         assert self.gate is not None
@@ -370,15 +345,6 @@ class Task:
                     self._tell_active()
         return has_moved
 
-    def _become_idle_if_due(self, now_ms: float) -> None:
-        """A source that has nothing for long does not hold back event time."""
-        if self._source_idle_since_ms is None:
-            self._source_idle_since_ms = now_ms
-        waited_ms = now_ms - self._source_idle_since_ms
-        if self.idle_after_ms is not None and not self._is_source_idle and waited_ms >= self.idle_after_ms:
-            self._is_source_idle = True
-            self._tell_idle()
-
     def _tell_idle(self) -> None:
         for channel in () if self.output is None else self.output.channels:
             channel.idle()
@@ -430,7 +396,7 @@ class Task:
                     switch_at_ms=switch_at_ms,
                 )
         sections = [(i, section) for i, operator in enumerate(self.operators) for section in operator.snapshot()]
-        source_state = None if self.source is None else self.source.snapshot()
+        source_state = None if self.source is None else self.source.reader.snapshot()
         prepared = None if self.sink is None else self.sink.prepare(take.checkpoint)
         self._end.on_snapshot(take.checkpoint)
         self.listener.on_snapshot(

@@ -1,15 +1,11 @@
 """`python -m tidegate.testing.simulation --seeds 3000 --processes 2`, or `--seed 17` for one and its trace."""
 
 import argparse
-import gc
-import logging
-import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,11 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tidegate.testing.simulation import RunFailure, RunReport, run_seed
+from tidegate.testing.simulation.many import outcomes_of, prepare_process
 
-# So few that the last of them do not keep one process busy while the others have nothing left to do.
-_SEEDS_AT_A_TIME = 4
-# What is simulated makes few cycles: looking for them seldom saves a tenth of the time.
-_COLLECT_EVERY = 100_000
 _INTERRUPTED = 130
 
 
@@ -57,7 +50,7 @@ def main() -> int:
     totals = _Totals()
     started_s = time.monotonic()
     try:
-        with _bar(console, len(seeds)) as bar, _outcomes(seeds, arguments.processes) as outcomes:
+        with _bar(console, len(seeds)) as bar, outcomes_of(seeds, processes=arguments.processes) as outcomes:
             for outcome in outcomes:
                 totals.add(outcome)
                 if isinstance(outcome, RunFailure):
@@ -84,7 +77,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _replay(seed: int, console: Console) -> int:
-    _prepare()
+    prepare_process()
     outcome = run_seed(seed)
     match outcome:
         case RunFailure():
@@ -97,36 +90,6 @@ def _replay(seed: int, console: Console) -> int:
                 f"{report.starts} starts, {report.strikes} strikes, {report.rescales} at another parallelism"
             )
             return 0
-
-
-# -- many seeds
-
-
-@contextmanager
-def _outcomes(seeds: Sequence[int], processes: int) -> Iterator[Iterator[RunReport | RunFailure]]:
-    if processes == 1:
-        _prepare()
-        yield map(run_seed, seeds)
-        return
-    # Spawned: a fork would carry over whatever threads the libraries of the parent have made.
-    pool = multiprocessing.get_context("spawn").Pool(min(processes, len(seeds)), _prepare_process)
-    try:
-        yield pool.imap_unordered(run_seed, seeds, chunksize=_SEEDS_AT_A_TIME)
-        pool.close()
-    finally:
-        pool.terminate()
-        pool.join()
-
-
-def _prepare() -> None:
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)  # failures are what is simulated
-    gc.freeze()
-    gc.set_threshold(_COLLECT_EVERY)
-
-
-def _prepare_process() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends them
-    _prepare()
 
 
 @contextmanager

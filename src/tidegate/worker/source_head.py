@@ -1,0 +1,76 @@
+"""A source at the head of a task: when its reader may be asked for rows, and when it counts as idle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows, SourceReader
+from tidegate.model.ids import CheckpointId
+from tidegate.protocol.admission import SourceAdmission
+
+
+@dataclass(slots=True)
+class SourceHead:
+    """`admission`: leave to pull while checkpoints are behind. `idle_after_ms`: None for a source that never is."""
+
+    reader: SourceReader
+    admission: SourceAdmission
+    idle_after_ms: float | None = None
+    has_ended: bool = False
+    is_idle: bool = False
+    _retry_at_ms: float = 0.0
+    _nothing_since_ms: float | None = None
+    _suspended_by: CheckpointId | None = None
+    _is_paused: bool = False
+
+    def poll(self, max_rows: int, now_ms: float) -> Polled | None:
+        """None if it may not be asked now."""
+        if now_ms < self._retry_at_ms or self._suspended_by is not None:
+            return None
+        self._is_paused = not self.admission.may_pull(now_ms)
+        if self._is_paused:
+            return None
+        polled = self.reader.poll(max_rows)
+        match polled:
+            case Rows():
+                self._retry_at_ms, self._nothing_since_ms, self.is_idle = 0.0, None, False
+            case NothingNow(retry_after_ms):
+                self._retry_at_ms = now_ms + max(1.0, retry_after_ms)
+                if self._nothing_since_ms is None:
+                    self._nothing_since_ms = now_ms
+            case EndOfSource() | EndOfData():
+                self.has_ended = True
+        return polled
+
+    def becomes_idle(self, now_ms: float) -> bool:
+        """Once, when it has had nothing for long: from then on it does not hold back event time."""
+        if self.idle_after_ms is None or self.is_idle or self._nothing_since_ms is None:
+            return False
+        self.is_idle = now_ms - self._nothing_since_ms >= self.idle_after_ms
+        return self.is_idle
+
+    def add_splits(self, splits: Sequence[bytes], *, is_last: bool) -> None:
+        self.reader.add_splits(splits)
+        if is_last:
+            self.reader.no_more_splits()
+        self._retry_at_ms = 0.0
+
+    def is_waiting(self) -> bool:
+        return self.has_ended or self._retry_at_ms > 0.0
+
+    def next_deadline_ms(self) -> float | None:
+        """When to ask again; a source that must not pull is woken by a message."""
+        may_pull = self._suspended_by is None and not self._is_paused and not self.has_ended
+        return self._retry_at_ms if may_pull and self._retry_at_ms else None
+
+    # -- checkpoints
+
+    def on_triggered(self, checkpoint: CheckpointId, now_ms: float, *, suspends: bool) -> None:
+        """`suspends`: nothing is pulled behind this barrier, unless the checkpoint is aborted."""
+        if suspends:
+            self._suspended_by = checkpoint
+        self.admission.on_triggered(checkpoint, now_ms)
+
+    def on_abort(self, checkpoint: CheckpointId) -> None:
+        if self._suspended_by == checkpoint:
+            self._suspended_by = None
+        self.admission.on_settled(checkpoint)
