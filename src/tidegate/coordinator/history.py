@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -21,6 +21,8 @@ from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotF
 
 # Enough to see a bad hour at the default interval; the log has the rest.
 _REMEMBERED = 200
+# Of these the newest also by task.
+_DETAILED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,12 @@ class History:
         self._views: deque[CheckpointView] = deque(maxlen=_REMEMBERED)
         self._statistics = CheckpointStatistics()
 
+    def _remember(self, view: CheckpointView) -> None:
+        self._views.append(view)
+        if len(self._views) > _DETAILED:
+            # One view of thousands of tasks takes megabytes.
+            self._views[-1 - _DETAILED] = replace(self._views[-1 - _DETAILED], tasks=())
+
     def views(self) -> tuple[CheckpointView, ...]:
         return tuple(reversed(self._views))
 
@@ -142,7 +150,7 @@ class History:
         self._statistics.on_completed(
             _owner(underway), duration_ms=duration_ms, state_bytes=state_bytes, inflight_bytes=inflight_bytes
         )
-        self._views.append(
+        self._remember(
             CheckpointView(
                 id=underway.checkpoint,
                 status="completed",
@@ -162,7 +170,7 @@ class History:
     def failed(self, underway: Underway, *, reason: FailureReason, detail: str | None, now_ms: float) -> None:
         parts = underway.parts()
         self._statistics.on_failed(reason, now_ms - underway.triggered_at_ms)
-        self._views.append(
+        self._remember(
             CheckpointView(
                 id=underway.checkpoint,
                 status="failed",

@@ -13,14 +13,14 @@ from tidegate.network.address import SlotAddress
 from tidegate.storage.manifests import SharedFile
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    pass
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Plain values without cycles: with thousands of tasks the collector would only look at them for nothing."""
 
 
 # -- slot to slot
 
 
-class BarrierSent(_Message, frozen=True):
+class BarrierSent(_Message, frozen=True, gc=False):
     """The barrier stands before `before` on this channel; the checkpoint is `age_ms` old."""
 
     channel: int
@@ -30,14 +30,14 @@ class BarrierSent(_Message, frozen=True):
     switch_after_ms: float | None
 
 
-class CutSent(_Message, frozen=True):
+class CutSent(_Message, frozen=True, gc=False):
     channel: int
     checkpoint: CheckpointId
     held_from: Sequence
     before: Sequence
 
 
-class Granted(_Message, frozen=True):
+class Granted(_Message, frozen=True, gc=False):
     """The receiver has processed everything below `consumed`, and lets so many bytes be in flight."""
 
     channel: int
@@ -45,7 +45,7 @@ class Granted(_Message, frozen=True):
     window_bytes: int
 
 
-class ChannelFinished(_Message, frozen=True):
+class ChannelFinished(_Message, frozen=True, gc=False):
     """The sending task has finished: its end of input stands for every barrier to come."""
 
     channel: int
@@ -57,7 +57,7 @@ PeerMessage: TypeAlias = BarrierSent | CutSent | Granted | ChannelFinished
 # -- coordinator to slot
 
 
-class Deploy(_Message, frozen=True):
+class Deploy(_Message, frozen=True, gc=False):
     """Build this generation: connect to the peers, restore, then say `Ready`.
 
     `restore_location`: where the manifest and its files lie, if not in the job's own checkpoint location.
@@ -69,18 +69,18 @@ class Deploy(_Message, frozen=True):
     restore_location: str | None = None
 
 
-class Run(_Message, frozen=True):
+class Run(_Message, frozen=True, gc=False):
     generation: Generation
 
 
-class AssignSplits(_Message, frozen=True):
+class AssignSplits(_Message, frozen=True, gc=False):
     generation: Generation
     vertex: VertexId
     splits: list[bytes]
     is_last: bool
 
 
-class TriggerCheckpoint(_Message, frozen=True):
+class TriggerCheckpoint(_Message, frozen=True, gc=False):
     """`switch_after_ms` as the barriers carry it. A savepoint names its location.
 
     `suspends`: sources stop behind the barrier.
@@ -93,19 +93,19 @@ class TriggerCheckpoint(_Message, frozen=True):
     suspends: bool = False
 
 
-class BarrierEverywhere(_Message, frozen=True):
+class BarrierEverywhere(_Message, frozen=True, gc=False):
     """The barrier has reached every task of the job: sources that stopped for it may go on."""
 
     generation: Generation
     checkpoint: CheckpointId
 
 
-class AbortCheckpoint(_Message, frozen=True):
+class AbortCheckpoint(_Message, frozen=True, gc=False):
     generation: Generation
     checkpoint: CheckpointId
 
 
-class StoredElement(msgspec.Struct, frozen=True, array_like=True):
+class StoredElement(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a captured element lies: in a shared file, from row `first_row` of it on."""
 
     sequence: Sequence
@@ -115,14 +115,14 @@ class StoredElement(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-class StoredChannel(msgspec.Struct, frozen=True, array_like=True):
+class StoredChannel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The elements that one side stored of a channel; `file` numbers the shared files beside it."""
 
     channel: ChannelId
     elements: list[StoredElement]
 
 
-class CheckpointDone(_Message, frozen=True):
+class CheckpointDone(_Message, frozen=True, gc=False):
     """Its entry is in the job log: what the slot keeps in case it fails may go.
 
     `files` and `held`: where senders in other slots stored what now waits in this one.
@@ -134,7 +134,7 @@ class CheckpointDone(_Message, frozen=True):
     held: list[StoredChannel] = []
 
 
-class Leave(_Message, frozen=True):
+class Leave(_Message, frozen=True, gc=False):
     """Close everything and return the slot to Spark."""
 
     reason: str
@@ -148,14 +148,14 @@ ToSlot: TypeAlias = (
 # -- slot to coordinator
 
 
-class Ready(_Message, frozen=True):
+class Ready(_Message, frozen=True, gc=False):
     """Connected and restored; `recovered_bytes` of captured data wait to be processed first."""
 
     generation: Generation
     recovered_bytes: int
 
 
-class ChannelCapture(msgspec.Struct, frozen=True, array_like=True):
+class ChannelCapture(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One side of a channel that holds captured data; `first` and `row` are the receiver's alone."""
 
     channel: ChannelId
@@ -165,7 +165,7 @@ class ChannelCapture(msgspec.Struct, frozen=True, array_like=True):
     row: int = 0
 
 
-class TaskPart(msgspec.Struct, frozen=True, array_like=True):
+class TaskPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One task's part of a checkpoint, in numbers."""
 
     task: TaskId
@@ -180,7 +180,7 @@ class TaskPart(msgspec.Struct, frozen=True, array_like=True):
     committables: list[bytes]
 
 
-class Acknowledge(_Message, frozen=True):
+class Acknowledge(_Message, frozen=True, gc=False):
     generation: Generation
     checkpoint: CheckpointId
     path: str
@@ -193,20 +193,20 @@ class Acknowledge(_Message, frozen=True):
     held_elements: list[StoredChannel] = []
 
 
-class SnapshotsTaken(_Message, frozen=True):
+class SnapshotsTaken(_Message, frozen=True, gc=False):
     """Every task of this slot has taken its snapshot; what is left is to store it."""
 
     generation: Generation
     checkpoint: CheckpointId
 
 
-class Decline(_Message, frozen=True):
+class Decline(_Message, frozen=True, gc=False):
     generation: Generation
     checkpoint: CheckpointId
     reason: str
 
 
-class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
+class TaskProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     task: TaskId
     rows_in: int
     rows_out: int
@@ -217,7 +217,7 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
     watermark_ms: int | None = None
 
 
-class Progress(_Message, frozen=True):
+class Progress(_Message, frozen=True, gc=False):
     """Sent a few times a second. `is_idle`: no rows wait here and the sources have read what they were given."""
 
     generation: Generation
@@ -226,13 +226,13 @@ class Progress(_Message, frozen=True):
     tasks: list[TaskProgress]
 
 
-class InputEnded(_Message, frozen=True):
+class InputEnded(_Message, frozen=True, gc=False):
     """Every task of this slot has processed its last row."""
 
     generation: Generation
 
 
-class Failed(_Message, frozen=True):
+class Failed(_Message, frozen=True, gc=False):
     """`is_final`: starting again cannot help, the user has to change something."""
 
     generation: Generation

@@ -17,7 +17,7 @@ CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]
 VERSION = 2
 
 
-class SharedFile(msgspec.Struct, frozen=True, array_like=True):
+class SharedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A file that several checkpoints may refer to."""
 
     path: str
@@ -25,7 +25,7 @@ class SharedFile(msgspec.Struct, frozen=True, array_like=True):
     crc32: int
 
 
-class SlotFile(msgspec.Struct, frozen=True):
+class SlotFile(msgspec.Struct, frozen=True, gc=False):
     """A slot's state file, by its path below the checkpoint location, and the shared files that it refers to."""
 
     slot: SlotIndex
@@ -35,7 +35,7 @@ class SlotFile(msgspec.Struct, frozen=True):
     shared: list[SharedFile] = []
 
 
-class ChannelRange(msgspec.Struct, frozen=True):
+class ChannelRange(msgspec.Struct, frozen=True, gc=False):
     """A channel's part of the checkpoint: from `row` of element `first`, cut at `h`, up to `n` (excluded).
 
     The receiver captured what lies below `h`, the sender the rest.
@@ -48,7 +48,7 @@ class ChannelRange(msgspec.Struct, frozen=True):
     n: Sequence
 
 
-class TaskCommittables(msgspec.Struct, frozen=True):
+class TaskCommittables(msgspec.Struct, frozen=True, gc=False):
     task: TaskId
     committables: list[bytes]
 

@@ -170,9 +170,13 @@ class SimCluster:
             self._zombie_work()
 
     def _decline_one(self) -> None:
+        """As a slot does that has not acknowledged yet; none declines what it has acknowledged."""
         current = self._current.driver._running._current
-        if current is not None and (pending := current[0].machine.pending()):
-            current[0]._give_up_on(self.random.choice(pending), FailureReason.DECLINED, "by the simulation")
+        if current is None:
+            return
+        waiting = [id for id, pending in current[0].machine._pending.items() if pending.waiting_for]
+        if waiting:
+            current[0]._give_up_on(self.random.choice(waiting), FailureReason.DECLINED, "by the simulation")
 
     def _ask_for_savepoint(self, afterwards: Afterwards) -> SavepointWish:
         wish = SavepointWish("savepoints", self.random.choice(list(SavepointAlignment)), afterwards)
@@ -244,7 +248,7 @@ class SimCluster:
         begun = incarnation.kill_driver()
         if self.scenario.leaves_zombies:
             self._zombies = begun
-        if self.random.random() < 0.3:
+        if self.scenario.strikes and self.random.random() < 0.3:
             # Once more, while it starts: the commits that it does again are cut short as well.
             self.world.effects_until_crash = self.random.randint(1, 12)
         self._retire_current(goes_on=False)
