@@ -10,7 +10,7 @@ from tidegate.protocol.retention import KeepNumber
 from tidegate.testing import CrashAt, Scenario, SimCluster, Step, scenario_of
 from tidegate.testing.simulation.incarnation import NetworkSettings
 
-_MODES = {"aligned": None, "unaligned": 0.0, "switching": 4.0}
+_MODES = {"aligned": None, "unaligned": 0.0}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,22 +1,31 @@
 """What must be true of a simulated job: while it runs, and when it has ended."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from tidegate.model.errors import Damaged
-from tidegate.model.ids import SlotIndex, TaskId, range_of
-from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
+from tidegate.model.ids import CheckpointId, SlotIndex, TaskId, range_of
 from tidegate.plan.physical import ConnectSpec, JobPlan, TransformWithStateSpec, Vertex
 from tidegate.state.codec import decode
 from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import HeapBackend
 from tidegate.storage import layout
-from tidegate.storage.job_log import CheckpointCompleted, Committed, JobLog, newest_completed, retained_checkpoints
+from tidegate.storage.job_log import (
+    CheckpointCompleted,
+    CheckpointRetired,
+    Committed,
+    Entry,
+    JobLog,
+    newest_completed,
+    retained_checkpoints,
+)
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import Store
 from tidegate.testing.simulation.incarnation import Incarnation
+from tidegate.testing.simulation.restored import applied_rules
 from tidegate.testing.simulation.topologies import Shape, Topology
 from tidegate.testing.simulation.world import SimStore, SimulationFailed, World
 from tidegate.worker.captured import HELD, RECEIVED
@@ -64,12 +73,22 @@ def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation) ->
         raise SimulationFailed(f"an id was completed twice: {completed}")
     if committed != completed:
         raise SimulationFailed(f"committed {committed} is not the log's order {completed}")
+    _check_retirement(entries)
     check_retained(store, last.spec.slot_settings.plan)
     _check_no_orphans(world, store)
     newest = newest_completed(entries)
     assert newest is not None, "the last checkpoint was committed"
     place = store if newest.location is None else SimStore(world, newest.location)
     _check_state(place, newest.manifest, shape, last.spec.slot_settings.plan)
+
+
+def _check_retirement(entries: Sequence[Entry]) -> None:
+    committed: set[CheckpointId] = set()
+    for entry in entries:
+        if isinstance(entry, Committed):
+            committed.add(entry.checkpoint)
+        elif isinstance(entry, CheckpointRetired) and entry.checkpoint not in committed:
+            raise SimulationFailed(f"checkpoint {entry.checkpoint} was removed before it was committed")
 
 
 def _check_rows(world: World, shape: Shape, last: Incarnation) -> None:
@@ -172,12 +191,9 @@ def _begins_like(found: dict[int, tuple[Any, ...]], expected: dict[int, tuple[An
 
 
 def _check_rules(sections: list[RestoredSection], shape: Shape) -> None:
-    for section in sections:
-        if section.name == BROADCAST_SECTION:
-            states = msgspec.msgpack.decode(section.data, type=dict[str, dict[bytes, bytes]])
-            applied = {decode(value)[0] for entries in states.values() for value in entries.values()}
-            if applied != {shape.rule_count()}:
-                raise SimulationFailed(f"a subtask has applied {applied} rules of {shape.rule_count()}")
+    for applied in applied_rules(sections):
+        if applied != shape.rule_count():
+            raise SimulationFailed(f"a subtask has applied {applied} rules of {shape.rule_count()}")
 
 
 def _some(rows: "Counter[tuple[int, ...]]") -> str:

@@ -281,14 +281,13 @@ class SimCluster:
 
     def _settle(self) -> None:
         """What has ended makes room for what follows."""
-        for old in [old for old in self._old if old.driver.is_over or not old.is_alive]:
-            self._old.remove(old)
-            failure = old.driver.failure
-            if old.is_alive and failure is not None and not isinstance(failure, Superseded):
-                raise SimulationFailed(f"a driver that was overtaken ended with {failure}")
-        self._check_windows()
-        if self._current.driver.is_over and self._current.driver.failure is not None:
-            raise SimulationFailed(f"the job failed: {self._current.driver.failure}")
+        if self._old:
+            self._settle_old()
+        driver = self._current.driver
+        if driver.is_leaving:
+            self._check_windows()
+        if driver.is_over and driver.failure is not None:
+            raise SimulationFailed(f"the job failed: {driver.failure}")
         stopping = self._stopping
         if stopping is None or not stopping.answer.done():
             return
@@ -297,12 +296,17 @@ class SimCluster:
         elif self._current.driver.is_over:
             self._start_from(stopping.answer.result())
 
+    def _settle_old(self) -> None:
+        for old in [old for old in self._old if old.driver.is_over or not old.is_alive]:
+            self._old.remove(old)
+            failure = old.driver.failure
+            if old.is_alive and failure is not None and not isinstance(failure, Superseded):
+                raise SimulationFailed(f"a driver that was overtaken ended with {failure}")
+
     def _check_windows(self) -> None:
         """When all input has ended, every byte that a channel was lent has been consumed at its other end."""
         current = self._current
-        if current.has_checked_windows or not current.driver.is_leaving:
-            return
-        if current.driver.view().state == JobState.FINISHING.value:
+        if not current.has_checked_windows and current.driver.view().state == JobState.FINISHING.value:
             current.check_windows()
 
     def _check_retained(self) -> None:

@@ -23,6 +23,8 @@ from tidegate.worker.main import SlotOrder
 
 # A barrier stage of which one task is gone does not go on.
 _SPARK_ENDS_THE_REST_MS = 300.0
+# Now and then the log and the sinks are slower than checkpoints come, and several wait for them.
+_STORING_PACES = (0.03, 0.3, 1.0, 3.0)
 _NOBODY = SlotAddress(host_id="simulated", tcp_host="simulated", tcp_port=0, unix_name=None)
 
 
@@ -157,10 +159,10 @@ class Incarnation:
 
     def actions(self) -> list[tuple[Action, SlotIndex | None]]:
         """All that may happen next, each with the slot whose process does it; None for the driver's."""
-        own: list[Callable[[], bool]] = [self._note, self._join, self._exit]
-        for background in (self.storing, self.looking):
-            own += [background.work_once, background.note_once]
+        own: list[Callable[[], bool]] = [self._note, self._join, self._exit, self.storing.note_once]
+        own += [self.looking.work_once, self.looking.note_once]
         found: list[tuple[Action, SlotIndex | None]] = [(Action(act, EVEN_PACES), None) for act in own]
+        found.append((Action(self.storing.work_once, _STORING_PACES), None))
         found.append((Action(self._tick, EVEN_PACES), None))
         found += [(Action(partial(self._hear, index), EVEN_PACES), None) for index in self.indexes]
         for slot in self.slots:

@@ -22,6 +22,7 @@ from tidegate.network.messages import (
 from tidegate.operators.contract import UserCode
 from tidegate.storage.store import Store
 from tidegate.testing.simulation.lanes import LaneLink
+from tidegate.testing.simulation.restored import check_restored
 from tidegate.testing.simulation.world import SimBackground, SimulationFailed
 from tidegate.worker.gate import Arrived
 from tidegate.worker.links import LocalLink
@@ -234,6 +235,7 @@ class SimSlot:
         if self.index not in links:
             self._local = links[self.index] = LocalLink(self._deliver)
         restore = restore_for(deploy, self._store, self._open_location, self._settings.plan, self.index)
+        check_restored(restore, self._settings.plan, self.index)
         self.tasks = SlotTasks(
             settings=self._settings,
             slot=self.index,
