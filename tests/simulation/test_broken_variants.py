@@ -28,6 +28,7 @@ from tidegate.protocol.checkpoints import Checkpoints
 from tidegate.protocol.commit import permit_logged
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.finished import TaskEnd
+from tidegate.protocol.phases import RecoveryPhases
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.protocol.watermarks import GateWatermarks, KeyGroupFloors
 from tidegate.state.heap import HeapState
@@ -187,12 +188,14 @@ def captures_a_half_done_batch_whole(patch: Patch) -> None:
     patch.setattr(Gate, "_open_capture", staticmethod(open_capture))
 
 
-@variant(found_at=0)
+@variant(found_at=1584)
 def consumes_new_rows_before_recovered_ones(patch: Patch) -> None:
-    def may_consume(self: Gate, channel: ChannelId, head: Any) -> bool:
-        return self._barriers.may_consume(channel, epoch=head.epoch)
+    patch.setattr(RecoveryPhases, "may_consume", lambda self, channel: True)
 
-    patch.setattr(Gate, "_may_consume", may_consume)
+
+@variant(found_at=20251)
+def forgets_at_a_second_restore_what_was_recovered_at_the_first(patch: Patch) -> None:
+    patch.setattr(RecoveryPhases, "left", lambda self, channel: ())
 
 
 @variant(found_at=5)
@@ -503,11 +506,6 @@ def keeps_only_the_least_event_time(patch: Patch) -> None:
         return original(self, vertex)[0], KeyGroupFloors(())
 
     patch.setattr(restoring._Restoring, "_progress_of_all", progress_of_all)
-
-
-@variant(found_at=0)
-def claims_the_furthest_event_time_towards_downstream(patch: Patch) -> None:
-    patch.setattr(restoring, "restored_watermark", max)
 
 
 @variant(found_at=248)

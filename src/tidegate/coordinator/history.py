@@ -84,7 +84,9 @@ class Underway:
             slots=[
                 SlotFile(slot, a.path, a.length, a.crc32, a.shared) for slot, a in sorted(self.acknowledged.items())
             ],
-            channels=[ChannelRange(c.channel, first, c.row, c.held_from, c.before) for first, c in self._received()],
+            channels=[
+                ChannelRange(c.channel, first, c.row, c.held_from, c.before, c.phases) for first, c in self._received()
+            ],
             committables=[TaskCommittables(p.task, list(p.committables)) for p in parts if p.committables],
             tasks={str(part.task): _numbers(part) for part in parts},
         )

@@ -156,13 +156,14 @@ class Ready(_Message, frozen=True, gc=False):
 
 
 class ChannelCapture(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One side of a channel that holds captured data; `first` and `row` are the receiver's alone."""
+    """One side of a channel that holds captured data; `first`, `row` and `phases` are the receiver's alone."""
 
     channel: ChannelId
     held_from: Sequence
     before: Sequence
     first: Sequence | None = None
     row: int = 0
+    phases: tuple[Sequence, ...] = ()
 
 
 class TaskPart(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,13 +8,17 @@ from tidegate.model.ids import ChannelId, Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverRange:
-    """The receiver stores from row `row` of element `first` up to `held_from`; `before` is where the barrier stands."""
+    """The receiver stores from row `row` of element `first` up to `held_from`; `before` is where the barrier stands.
+
+    `phases`: where parts of it end that were recovered themselves and come before the rest; see `phases`.
+    """
 
     channel: ChannelId
     first: Sequence
     row: int
     held_from: Sequence
     before: Sequence
+    phases: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

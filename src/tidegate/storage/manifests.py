@@ -38,7 +38,8 @@ class SlotFile(msgspec.Struct, frozen=True, gc=False):
 class ChannelRange(msgspec.Struct, frozen=True, gc=False):
     """A channel's part of the checkpoint: from `row` of element `first`, cut at `h`, up to `n` (excluded).
 
-    The receiver captured what lies below `h`, the sender the rest.
+    The receiver captured what lies below `h`, the sender the rest. `phases`: where parts of it end that come before
+    the rest on all channels of the task, because they were recovered themselves.
     """
 
     channel: ChannelId
@@ -46,6 +47,7 @@ class ChannelRange(msgspec.Struct, frozen=True, gc=False):
     row: int
     h: Sequence
     n: Sequence
+    phases: tuple[Sequence, ...] = ()
 
 
 class TaskCommittables(msgspec.Struct, frozen=True, gc=False):

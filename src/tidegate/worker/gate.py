@@ -26,6 +26,7 @@ from tidegate.protocol.barriers import (
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.debloat import Debloat
 from tidegate.protocol.kinds import CheckpointKind, Guarantee
+from tidegate.protocol.phases import RecoveryPhases
 from tidegate.protocol.switching import DrainRate, should_switch_now
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark, GateWatermarks, WatermarkAction
 from tidegate.protocol.windows import ReceiveWindow
@@ -44,10 +45,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredChannel:
-    """A channel as it was when the checkpoint was taken: what was in flight stands before anything new."""
+    """A channel as it was when the checkpoint was taken: what was in flight stands before anything new.
+
+    `phases`: where parts of it end that come before the rest on every channel; see `protocol.phases`.
+    """
 
     elements: tuple[Arrived, ...]
     next_sequence: Sequence
+    phases: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,6 @@ class _Channel:
     window_bytes: int
     queue: deque[Arrived]
     next_sequence: Sequence
-    recovered_until: Sequence
     rows_done: int = 0  # of the head element
     queued_bytes: int = 0
     has_ended: bool = False
@@ -118,14 +122,12 @@ class _Channel:
     def position(self) -> Sequence:
         return self.queue[0].sequence if self.queue else self.next_sequence
 
-    def is_recovering(self) -> bool:
-        return self.position() < self.recovered_until
-
 
 @dataclass(slots=True)
 class _OpenCapture:
     first: Sequence
     row: int
+    phases: tuple[Sequence, ...]
     elements: list[CapturedElement] = field(default_factory=list)
 
 
@@ -144,15 +146,15 @@ class Gate:
         watermarks: RecoveredWatermarks = NO_WATERMARKS,
         debloat: Debloat | None = None,
     ) -> None:
+        given = list(channels)
         self._channels: dict[ChannelId, _Channel] = {}
-        for channel, recovered in channels:
+        for channel, recovered in given:
             queue = deque(recovered.elements)
             self._channels[channel] = _Channel(
                 ReceiveWindow(window_bytes),
                 window_bytes,
                 queue,
                 recovered.next_sequence,
-                recovered_until=recovered.next_sequence,
                 queued_bytes=sum(arrived.size_bytes for arrived in queue),
             )
         self._barriers = GateBarriers(
@@ -164,7 +166,10 @@ class Gate:
         )
         self._debloat = debloat
         self._drain = DrainRate()
-        self._recovering = {channel for channel, state in self._channels.items() if state.is_recovering()}
+        self._phases = RecoveryPhases(
+            (channel, self._channels[channel].position(), recovered.phases, recovered.next_sequence)
+            for channel, recovered in given
+        )
         self._captures: dict[CheckpointId, dict[ChannelId, _OpenCapture]] = {}
         # Every channel that has a head is in exactly one of these, so that a step costs the same at any width.
         self._turn: deque[ChannelId] = deque()  # rows
@@ -332,9 +337,7 @@ class Gate:
                 return
 
     def _may_consume(self, channel: ChannelId, head: Arrived) -> bool:
-        if self._recovering and channel not in self._recovering:
-            return False
-        return self._barriers.may_consume(channel, epoch=head.epoch)
+        return self._phases.may_consume(channel) and self._barriers.may_consume(channel, epoch=head.epoch)
 
     def _bytes_before(self, checkpoint: CheckpointId) -> int:
         """What has to be processed before the checkpoint is aligned, as far as it is here."""
@@ -373,10 +376,8 @@ class Gate:
         state.rows_done = 0
         state.queued_bytes -= head.size_bytes
         self._line_up(channel, state)
-        if channel in self._recovering and not state.is_recovering():
-            self._recovering.discard(channel)
-            if not self._recovering:
-                self._release(list(self._held_back))
+        if self._phases.on_consumed(channel, state.position()):
+            self._release(list(self._held_back))
         if state.window.is_grant_due(head.size_bytes, channel_is_empty=not state.queue):
             self.grants.append(Grant(channel, state.position(), state.window_bytes))
         return self._perform(self._barriers.on_consumed(channel, state.position(), now_ms=now_ms))
@@ -387,7 +388,9 @@ class Gate:
             match action:
                 case TakeSnapshot(checkpoint, kind):
                     if kind is not CheckpointKind.ALIGNED:
-                        self._captures[checkpoint] = {c: self._open_capture(s) for c, s in self._channels.items()}
+                        self._captures[checkpoint] = {
+                            channel: self._open_capture(channel, state) for channel, state in self._channels.items()
+                        }
                     self._release(list(self._held_back))
                     results.append(action)
                 case CaptureArrival(checkpoint, channel):
@@ -402,15 +405,15 @@ class Gate:
                     self._captures.pop(checkpoint, None)
         return results
 
-    @staticmethod
-    def _open_capture(state: _Channel) -> _OpenCapture:
+    def _open_capture(self, channel: ChannelId, state: _Channel) -> _OpenCapture:
         elements = [_captured(arrived) for arrived in state.queue]
+        phases = self._phases.left(channel)
         if not elements:
-            return _OpenCapture(state.position(), 0, elements)
+            return _OpenCapture(state.position(), 0, phases, elements)
         # The half-done batch is split: its processed rows are in the state, the rest is in flight.
         head = state.queue[0]
         elements[0] = _captured(head, done_rows=state.rows_done)
-        return _OpenCapture(state.position(), head.first_row + state.rows_done, elements)
+        return _OpenCapture(state.position(), head.first_row + state.rows_done, phases, elements)
 
     def _close_capture(self, checkpoint: CheckpointId, cuts: dict[ChannelId, Cut]) -> ClosedCapture:
         captures = []
@@ -419,7 +422,12 @@ class Gate:
             if cut is None or capture.first == cut.before:
                 continue  # its sender has finished, or nothing of this channel was in flight
             position = ReceiverRange(
-                channel=channel, first=capture.first, row=capture.row, held_from=cut.held_from, before=cut.before
+                channel=channel,
+                first=capture.first,
+                row=capture.row,
+                held_from=cut.held_from,
+                before=cut.before,
+                phases=capture.phases,
             )
             captures.append(ReceivedCapture(position, tuple(capture.elements)))
         return ClosedCapture(checkpoint, tuple(captures))

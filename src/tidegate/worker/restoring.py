@@ -5,6 +5,7 @@ Works for any parallelism; `protocol.rescale` says what goes where. It changes a
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from tidegate.operators.columnar import slots_array
 from tidegate.operators.contract import NO_FLOORS
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.physical import BroadcastPartitioning, Edge, HashPartitioning, JobPlan, Vertex
+from tidegate.protocol.phases import phase_of
 from tidegate.protocol.rescale import (
     InFlight,
     Piece,
@@ -282,12 +284,19 @@ class _Restoring:
     def _recovered(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> RecoveredChannel:
         if self._keeps_channels(edge):
             return self._kept(edge, channel)
-        elements: list[Arrived] = []
-        for piece in pieces:
-            for _, element, _ in self._captured(edge, self._ranges[piece.channel]):
+        stored = [self._ranges[piece.channel] for piece in pieces]
+        of_phases = max(len(part.phases) for part in stored) + 1
+        in_phase: list[list[NumberedElement]] = [[] for _ in range(of_phases)]
+        for piece, part in zip(pieces, stored, strict=True):
+            for sequence, element, _ in self._captured(edge, part):
                 left = _rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism)
-                elements.append(Arrived(Sequence(len(elements)), CheckpointId(0), left, element_bytes(left)))
-        return RecoveredChannel(tuple(elements), Sequence(len(elements)))
+                in_phase[phase_of(sequence, part.phases, of_phases=of_phases)].append(left)
+        ends = list(accumulate(len(elements) for elements in in_phase))
+        arrived = tuple(
+            Arrived(Sequence(number), CheckpointId(0), element, element_bytes(element))
+            for number, element in enumerate(element for elements in in_phase for element in elements)
+        )
+        return RecoveredChannel(arrived, Sequence(len(arrived)), tuple(Sequence(end) for end in ends[:-1]))
 
     def _kept(self, edge: Edge, channel: ChannelId) -> RecoveredChannel:
         stored = self._ranges[channel]
@@ -297,7 +306,7 @@ class _Restoring:
                 # An end mark belongs to the run that wrote it: this run's sources say themselves when they end.
                 element = _no_rows(edge.schema)
             arrived.append(Arrived(sequence, CheckpointId(0), element, element_bytes(element), first_row))
-        return RecoveredChannel(tuple(arrived), stored.n)
+        return RecoveredChannel(tuple(arrived), stored.n, stored.phases)
 
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""

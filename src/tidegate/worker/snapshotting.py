@@ -320,7 +320,10 @@ class SlotSnapshots:
         held: list[ChannelCapture] = []
         for part in assembly.parts.values():
             ranges = [capture.range for capture in part.received or ()]
-            received += [ChannelCapture(r.channel, r.held_from, r.before, first=r.first, row=r.row) for r in ranges]
+            received += [
+                ChannelCapture(r.channel, r.held_from, r.before, first=r.first, row=r.row, phases=r.phases)
+                for r in ranges
+            ]
             held += [ChannelCapture(k.channel, k.cut.held_from, k.cut.before) for k in part.held or ()]
         self._send(
             Acknowledge(

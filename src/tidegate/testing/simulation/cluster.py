@@ -133,6 +133,9 @@ class SimCluster:
             self.turns += 1
             try:
                 self._disturb()
+            except Crash:  # a user's call into the driver, a savepoint for instance, went as far as the step
+                self._on_crash(self._current, None)
+            try:
                 if incarnation.is_alive and not incarnation.driver.is_over:
                     action.act()
             except Crash:
