@@ -51,6 +51,8 @@ pytestmark = [
 ]
 
 _MOST_SEEDS = 500
+# A variant that does not fit the production code any more fails as well, and shows nothing.
+_DOES_NOT_FIT = ("TypeError:", "AttributeError:", "NameError:")
 Patch = pytest.MonkeyPatch
 
 
@@ -75,7 +77,9 @@ def variant(*, found_at: int) -> Callable[[Callable[[Patch], None]], Callable[[P
 def test_a_variant_is_found_that(broken: Variant, monkeypatch: Patch) -> None:
     broken.apply(monkeypatch)
     seeds = dict.fromkeys([broken.found_at, *range(_MOST_SEEDS)])
-    assert any(isinstance(run_seed(seed), RunFailure) for seed in seeds)
+    found = next((run for run in map(run_seed, seeds) if isinstance(run, RunFailure)), None)
+    assert found is not None, f"no seed up to {_MOST_SEEDS} shows it"
+    assert not any(sign in found.reason for sign in _DOES_NOT_FIT), f"the variant must be adapted: {found.reason}"
 
 
 # -- at the receiver
@@ -165,35 +169,36 @@ def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patc
 def drops_the_rest_of_a_half_done_batch(patch: Patch) -> None:
     original = Gate._open_capture
 
-    def open_capture(state: Any) -> Any:
-        capture = original(state)
+    def open_capture(self: Gate, channel: ChannelId, state: Any) -> Any:
+        capture = original(self, channel, state)
         if state.rows_done:
             del capture.elements[0]
             capture.first, capture.row = Sequence(capture.first + 1), 0
         return capture
 
-    patch.setattr(Gate, "_open_capture", staticmethod(open_capture))
+    patch.setattr(Gate, "_open_capture", open_capture)
 
 
 @variant(found_at=9)
 def captures_a_half_done_batch_whole(patch: Patch) -> None:
     original = Gate._open_capture
 
-    def open_capture(state: Any) -> Any:
+    def open_capture(self: Gate, channel: ChannelId, state: Any) -> Any:
         rows_done, state.rows_done = state.rows_done, 0
-        capture = original(state)
+        capture = original(self, channel, state)
         state.rows_done = rows_done
         return capture
 
-    patch.setattr(Gate, "_open_capture", staticmethod(open_capture))
+    patch.setattr(Gate, "_open_capture", open_capture)
 
 
-@variant(found_at=1584)
+@variant(found_at=275)
 def consumes_new_rows_before_recovered_ones(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "may_consume", lambda self, channel: True)
 
 
-@variant(found_at=20251)
+# Beyond the first seeds of all jobs, but the 140th of this one: two restores have to follow closely on another.
+@variant(found_at=1013)
 def forgets_at_a_second_restore_what_was_recovered_at_the_first(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "left", lambda self, channel: ())
 
@@ -205,7 +210,7 @@ def waits_for_the_barrier_of_a_finished_channel(patch: Patch) -> None:
 
 @variant(found_at=1)
 def never_grants_what_it_consumed(patch: Patch) -> None:
-    patch.setattr(OutputChannel, "on_granted", lambda self, consumed, window_bytes: None)
+    patch.setattr(OutputChannel, "on_granted", lambda self, consumed, window_bytes, now_ms: None)
 
 
 @variant(found_at=9)
@@ -307,7 +312,7 @@ def takes_the_snapshot_before_operators_have_flushed(patch: Patch) -> None:
     patch.setattr(Task, "_take", take)
 
 
-@variant(found_at=12)
+@variant(found_at=1)
 def freezes_the_state_when_it_is_encoded_instead_of_at_the_barrier(patch: Patch) -> None:
     original = HeapState.snapshot
 
@@ -324,7 +329,7 @@ def stores_no_watermark(patch: Patch) -> None:
     patch.setattr(Task, "_progress", lambda self: StoredTask())
 
 
-@variant(found_at=0)
+@variant(found_at=20)
 def ends_event_time_when_it_is_suspended(patch: Patch) -> None:
     original = SourceHead.poll
 
@@ -373,7 +378,7 @@ def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> Non
     patch.setattr(SlotSnapshots, "_go_on", go_on)
 
 
-@variant(found_at=12)
+@variant(found_at=1)
 def lets_a_savepoint_refer_to_shared_files(patch: Patch) -> None:
     original = SlotSnapshots._encode
 
@@ -396,7 +401,7 @@ def finishes_a_task_before_a_checkpoint_covers_its_end(patch: Patch) -> None:
     patch.setattr(TaskEnd, "on_end", on_end)
 
 
-@variant(found_at=0)
+@variant(found_at=1)
 def keeps_a_source_paused_when_its_checkpoint_has_settled(patch: Patch) -> None:
     original = SourceAdmission.may_pull
 

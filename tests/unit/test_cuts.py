@@ -78,6 +78,22 @@ def test_a_newer_one_goes_on_waiting_when_an_older_one_switches() -> None:
     assert cuts.on_sent(Sequence(5)) == [sent(2, 5, 5)]
 
 
+def test_one_that_may_switch_is_cut_at_once_when_waiting_is_dear_and_older_ones_with_it() -> None:
+    cuts = channel(1)
+    snapshot(cuts, 1, ALIGNED, before=3, switch_at_ms=100.0)
+    snapshot(cuts, 2, ALIGNED, before=5, switch_at_ms=200.0)
+    snapshot(cuts, 3, ALIGNED, before=6, switch_at_ms=300.0)
+    assert cuts.switchable() == [(1, 3, 100.0), (2, 5, 200.0), (3, 6, 300.0)]
+    assert cuts.switch_now(CheckpointId(2)) == [sent(1, 1, 3), sent(2, 1, 5)]
+    assert cuts.switchable() == [(3, 6, 300.0)]
+
+
+def test_one_that_may_not_switch_waits_however_dear_that_is() -> None:
+    cuts = channel()
+    snapshot(cuts, 1, ALIGNED, before=1)
+    assert cuts.switchable() == [] and cuts.switch_now(CheckpointId(1)) == []
+
+
 def test_an_aborted_one_is_never_cut() -> None:
     cuts = channel()
     snapshot(cuts, 1, ALIGNED, before=1, switch_at_ms=10.0)

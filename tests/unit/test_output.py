@@ -143,9 +143,9 @@ def test_the_window_is_spent_by_sealing_and_comes_back_by_grants() -> None:
     assert not output.has_room()
     send_all(output)
     assert not output.has_room()
-    output.on_granted(Sequence(1), 50)
+    output.on_granted(Sequence(1), 50, 0.0)
     assert output.has_room()
-    output.on_granted(Sequence(2), 50)
+    output.on_granted(Sequence(2), 50, 0.0)
     assert output.in_flight_bytes() == 0
 
 
@@ -200,13 +200,27 @@ def test_an_aligned_barrier_switches_at_its_deadline_and_captures_what_is_left_b
     sealed_rows(output, 3)
     output.send_one()
     assert output.switch_deadline_ms() == 80.0
-    output.on_time(79.0)
+    output.on_time(79.0, storage_bytes_per_ms=None)
     assert not output.is_decided(ONE)
-    output.on_time(80.0)
+    output.on_time(80.0, storage_bytes_per_ms=None)
     assert link.sent[-1] == CutSent(INDEX, ONE, Sequence(1), Sequence(2))
     held = output.take_held(ONE)
     assert held is not None
     assert [values(s) for s in held.elements] == [[2]]
+
+
+@pytest.mark.parametrize(("storage_bytes_per_ms", "is_cut"), [(1e6, True), (None, False), (1e-9, False)])
+def test_an_aligned_barrier_switches_early_if_the_receiver_is_slow_and_storage_can_take_what_waits(
+    storage_bytes_per_ms: float | None, is_cut: bool
+) -> None:
+    output = make(Recorder(accepts=3))
+    sealed_rows(output, *range(40))
+    send_all(output)
+    for consumed in (1, 2):
+        output.on_granted(Sequence(consumed), 1 << 20, 1000.0 * consumed)
+    barrier(output, ONE, ALIGNED, 4000.0)
+    output.on_time(2001.0, storage_bytes_per_ms=storage_bytes_per_ms)
+    assert output.is_decided(ONE) is is_cut
 
 
 def test_what_comes_behind_the_barrier_is_in_the_next_capture_only() -> None:
@@ -270,19 +284,19 @@ def test_a_grant_carries_the_window_and_a_smaller_one_has_room_only_when_enough_
     output = make(Recorder(), window_bytes=1000)
     sealed_rows(output, 1, 2)
     assert output.has_room()
-    output.on_granted(Sequence(0), 50)
+    output.on_granted(Sequence(0), 50, 0.0)
     assert output.window_bytes == 50
     assert not output.has_room()
-    output.on_granted(Sequence(1), 50)
+    output.on_granted(Sequence(1), 50, 0.0)
     assert output.has_room()
-    output.on_granted(Sequence(1), 2000)
+    output.on_granted(Sequence(1), 2000, 0.0)
     assert output.window_bytes == 2000
 
 
 def test_not_more_than_half_a_window_is_gathered() -> None:
     link = Recorder()
     output = make(link)
-    output.on_granted(Sequence(0), 64)
+    output.on_granted(Sequence(0), 64, 0.0)
     output.gather(rows(1, 2, 3), 0.0)
     send_all(output)
     assert link.sent == []
@@ -387,7 +401,7 @@ def test_a_task_is_decided_and_has_room_only_if_every_edge_is() -> None:
     send_all(other)
     assert not output.is_decided(ONE)
     assert list(output.deadlines_ms()) == [80.0]
-    one.on_time(80.0)
+    one.on_time(80.0, storage_bytes_per_ms=None)
     assert output.is_decided(ONE)
     (held,) = output.take_held(ONE)
     assert [values(sealed) for sealed in held.elements] == [[1]]

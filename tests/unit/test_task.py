@@ -244,7 +244,7 @@ def test_without_room_nothing_is_processed_and_the_time_counts_as_backpressure()
     assert made.run() == [[1]]
     made.clock.advance(100.0)
     assert made.run() == []
-    made.out.on_granted(Sequence(1), 1)
+    made.out.on_granted(Sequence(1), 1, 0.0)
     assert made.run() == [[2]]
     assert made.task.counters.backpressured_ms == 100.0
 
@@ -336,7 +336,7 @@ def test_an_ended_task_finishes_once_its_outputs_are_consumed_and_a_later_checkp
     made.trigger(ONE)
     made.task.on_done(ONE)
     assert made.finished == []
-    made.out.on_granted(Sequence(2), 1 << 20)
+    made.out.on_granted(Sequence(2), 1 << 20, 0.0)
     sent = made.run()
     assert sent[-1] == ChannelFinished(0)
     assert made.finished == [made.task.id]
@@ -352,7 +352,7 @@ def test_a_checkpoint_from_before_the_end_finishes_nobody() -> None:
     made.trigger(ONE)
     made.clock.advance(5.0)
     made.run()
-    made.out.on_granted(Sequence(1), 1 << 20)
+    made.out.on_granted(Sequence(1), 1 << 20, 0.0)
     made.task.on_done(ONE)
     made.run()
     assert made.task.has_ended
@@ -414,7 +414,7 @@ def test_a_task_without_room_does_not_keep_the_slot_awake() -> None:
     made = Made(gate=gate_of(CHANNELS[0]), window_bytes=1, watermark_interval_ms=50.0)
     made.arrive(CHANNELS[0], 0, Watermark(10))
     made.run()
-    made.out.on_granted(Sequence(1), 1)
+    made.out.on_granted(Sequence(1), 1, 0.0)
     made.arrive(CHANNELS[0], 1, Watermark(20))
     made.arrive(CHANNELS[0], 2, Batch(rows(1)))
     made.run()

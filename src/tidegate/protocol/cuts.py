@@ -49,6 +49,16 @@ class ChannelCuts:
         due = [id for id, p in self._pending.items() if p.switch_at_ms is not None and p.switch_at_ms <= now_ms]
         return self._cut_where_it_stands([id for id in self._pending if due and id <= max(due)])
 
+    def switch_now(self, checkpoint: CheckpointId) -> list[SendCut]:
+        """Waiting longer costs more than capturing: as if its time had passed."""
+        if checkpoint not in self._pending or self._pending[checkpoint].switch_at_ms is None:
+            return []
+        return self._cut_where_it_stands([id for id in self._pending if id <= checkpoint])
+
+    def switchable(self) -> list[tuple[CheckpointId, Sequence, float]]:
+        """What may still switch: where its barrier stands, and when it will."""
+        return [(id, p.before, p.switch_at_ms) for id, p in self._pending.items() if p.switch_at_ms is not None]
+
     def on_abort(self, checkpoint: CheckpointId) -> None:
         self._pending.pop(checkpoint, None)
 

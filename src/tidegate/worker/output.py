@@ -26,6 +26,7 @@ from tidegate.plan.physical import (
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import DrainRate, should_switch_now
 from tidegate.protocol.windows import SendWindow
 
 # Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it.
@@ -78,6 +79,8 @@ class OutputChannel:
         self._unsent: deque[Sealed] = deque()
         self._undecided: set[CheckpointId] = set()
         self._held: dict[CheckpointId, HeldCapture] = {}
+        self._drain = DrainRate()
+        self._drained_at_ms: float | None = None
 
     # -- rows
 
@@ -126,8 +129,10 @@ class OutputChannel:
     def gather_deadline_ms(self) -> float | None:
         return self._gathered_since_ms + GATHER_MS if self._gathered else None
 
-    def on_granted(self, consumed: Sequence, window_bytes: int) -> None:
+    def on_granted(self, consumed: Sequence, window_bytes: int, now_ms: float) -> None:
+        before_bytes = self._window.in_flight_bytes
         self._window.granted(consumed)
+        self._note_drain(before_bytes - self._window.in_flight_bytes, now_ms)
         if window_bytes != self.window_bytes:
             self.window_bytes = window_bytes
             self._window.resize(window_bytes)
@@ -158,8 +163,16 @@ class OutputChannel:
         self._link.send_message(BarrierSent(self._index, checkpoint, self._next, age_ms, switch_after_ms))
         self._perform(self._cuts.on_snapshot(checkpoint, kind, before=self._next, switch_at_ms=switch_at_ms))
 
-    def on_time(self, now_ms: float) -> None:
+    def on_time(self, now_ms: float, *, storage_bytes_per_ms: float | None) -> None:
         self._perform(self._cuts.on_time(now_ms))
+        for checkpoint, before, switch_at_ms in self._cuts.switchable():
+            if should_switch_now(
+                queued_bytes=sum(sealed.size_bytes for sealed in self._unsent if sealed.sequence < before),
+                drain_bytes_per_ms=self._drain.bytes_per_ms,
+                storage_bytes_per_ms=storage_bytes_per_ms,
+                left_ms=switch_at_ms - now_ms,
+            ):
+                self._perform(self._cuts.switch_now(checkpoint))
 
     def switch_deadline_ms(self) -> float | None:
         return self._cuts.next_deadline_ms()
@@ -175,6 +188,12 @@ class OutputChannel:
         self._cuts.on_abort(checkpoint)
         self._undecided.discard(checkpoint)
         self._held.pop(checkpoint, None)
+
+    def _note_drain(self, granted_bytes: int, now_ms: float) -> None:
+        """How fast the receiver takes what it has: the time since its last grant counts while something was here."""
+        if self._drained_at_ms is not None:
+            self._drain.on_consumed(granted_bytes, now_ms - self._drained_at_ms)
+        self._drained_at_ms = now_ms if self._window.in_flight_bytes else None
 
     def _enqueue(self, element: NumberedElement, size_bytes: int) -> None:
         self._unsent.append(Sealed(self._next, element, size_bytes))

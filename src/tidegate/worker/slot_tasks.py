@@ -160,7 +160,7 @@ class SlotTasks:
                 assert task.gate is not None
                 task.perform(task.gate.on_finished(self._table[channel], now_ms))
             case Granted(channel, consumed, window_bytes):
-                self._output_of[channel].on_granted(consumed, window_bytes)
+                self._output_of[channel].on_granted(consumed, window_bytes, now_ms)
 
     def on_frame(self, frame: DataFrame) -> None:
         header = frame.header

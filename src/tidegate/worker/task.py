@@ -167,7 +167,7 @@ class Task:
         if self.output is not None:
             for channel in self.output.channels:
                 channel.seal_if_due(now_ms)
-                channel.on_time(now_ms)
+                channel.on_time(now_ms, storage_bytes_per_ms=storage_bytes_per_ms)
         if self.has_ended and (self.output is None or not self.output.in_flight_bytes()):
             self._finish_if(bool(self._end.on_outputs_consumed()))
 

@@ -32,6 +32,7 @@ from tidegate.testing.simulation.slot import Action
 from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch
 from tidegate.testing.simulation.topologies import FORMAT
 from tidegate.testing.simulation.world import Crash, SimBackground, SimStore, SimulationFailed, World
+from tidegate.worker import gate, output
 from tidegate.worker.settings import SlotSettings
 
 # In every round everything gets its turn once: far more rounds than the slowest seed needs once faults have stopped.
@@ -102,7 +103,7 @@ class SimCluster:
     # -- the life of one job
 
     def play(self) -> None:
-        with self._connectors(), self.watch.installed():
+        with self._connectors(), self.watch.installed(), self._costs():
             self.world.interlude = self._let_others_act
             self._set_faults(is_on=True)
             self.watch.armed = self._crash
@@ -424,6 +425,20 @@ class SimCluster:
                 moved = True
         # Where all wait for time to pass, it passes quickly.
         self.world.clock.advance(self.random.random() * (_DRAIN_TICK_MS if moved else _IDLE_TICK_MS))
+
+    @contextmanager
+    def _costs(self) -> Iterator[None]:
+        """In virtual time work takes none, so rates are not known: that waiting is dear is a throw of the dice."""
+        random = Random(f"cost:{self.scenario.seed}")
+
+        def should_switch_now(**facts: object) -> bool:
+            return random.random() < self.scenario.cost_switch_rate
+
+        with (
+            patch.object(gate, "should_switch_now", should_switch_now),
+            patch.object(output, "should_switch_now", should_switch_now),
+        ):
+            yield
 
     @contextmanager
     def _connectors(self) -> Iterator[None]:
