@@ -239,9 +239,9 @@ def forgets_what_the_sender_captured(patch: Patch) -> None:
 def captures_on_neither_side_after_a_switch(patch: Patch) -> None:
     original = OutputChannel.on_time
 
-    def on_time(self: OutputChannel, now_ms: float) -> None:
+    def on_time(self: OutputChannel, now_ms: float, *, storage_bytes_per_ms: float | None) -> None:
         before = set(self._held)
-        original(self, now_ms)
+        original(self, now_ms, storage_bytes_per_ms=storage_bytes_per_ms)
         for checkpoint in self._held.keys() - before:
             self._held[checkpoint] = replace(self._held[checkpoint], elements=())
 
