@@ -9,6 +9,7 @@ import msgspec
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import CheckpointId, SlotIndex, TaskId, range_of
 from tidegate.plan.physical import ConnectSpec, JobPlan, TransformWithStateSpec, Vertex
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 from tidegate.state.codec import decode
 from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import HeapBackend
@@ -64,8 +65,21 @@ def _check_captured(store: Store, manifest: Manifest, plan: JobPlan) -> None:
                 )
 
 
-def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation) -> None:
-    _check_rows(world, shape, last)
+def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation, *, rescales: int) -> None:
+    """`rescales`: how often the job was started at another parallelism."""
+    _check_rows(world, shape, rescales)
+    if world.hidden:
+        raise SimulationFailed(f"rows that nobody will commit are left: {sorted(world.hidden)}")
+    entries = JobLog(store, driver="check").read()
+    check_location(store, last.spec.slot_settings.plan)
+    newest = newest_completed(entries)
+    assert newest is not None, "the last checkpoint was committed"
+    place = store if newest.location is None else SimStore(world, newest.location)
+    _check_state(place, newest.manifest, shape, last.spec.slot_settings.plan)
+
+
+def check_location(store: SimStore, plan: JobPlan) -> None:
+    """What must be true of a location that no driver uses any more."""
     entries = JobLog(store, driver="check").read()
     completed = [entry.checkpoint for entry in entries if isinstance(entry, CheckpointCompleted)]
     committed = [entry.checkpoint for entry in entries if isinstance(entry, Committed)]
@@ -74,12 +88,8 @@ def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation) ->
     if committed != completed:
         raise SimulationFailed(f"committed {committed} is not the log's order {completed}")
     _check_retirement(entries)
-    check_retained(store, last.spec.slot_settings.plan)
-    _check_no_orphans(world, store)
-    newest = newest_completed(entries)
-    assert newest is not None, "the last checkpoint was committed"
-    place = store if newest.location is None else SimStore(world, newest.location)
-    _check_state(place, newest.manifest, shape, last.spec.slot_settings.plan)
+    check_retained(store, plan)
+    _check_no_orphans(store)
 
 
 def _check_retirement(entries: Sequence[Entry]) -> None:
@@ -91,10 +101,11 @@ def _check_retirement(entries: Sequence[Entry]) -> None:
             raise SimulationFailed(f"checkpoint {entry.checkpoint} was removed before it was committed")
 
 
-def _check_rows(world: World, shape: Shape, last: Incarnation) -> None:
+def _check_rows(world: World, shape: Shape, rescales: int) -> None:
     published = Counter(row for rows in world.published.values() for row in rows)
     expected = shape.expected_rows()
-    if published != expected and not (shape.topology is Topology.LATE and _is_late_by_restore(published, shape)):
+    may_count_late_rows = shape.topology is Topology.LATE and rescales > 0
+    if published != expected and not (may_count_late_rows and _is_late_by_restore(published, shape)):
         lost, surplus = expected - published, published - expected
         raise SimulationFailed(f"committed rows differ: lost {_some(lost)}, surplus {_some(surplus)}")
 
@@ -110,9 +121,7 @@ def _is_late_by_restore(published: "Counter[tuple[int, ...]]", shape: Shape) -> 
     return is_once and all(least[window] <= found.get(window, 0) <= most[window] for window in most)
 
 
-def _check_no_orphans(world: World, store: SimStore) -> None:
-    if world.hidden:
-        raise SimulationFailed(f"rows that nobody will commit are left: {sorted(world.hidden)}")
+def _check_no_orphans(store: SimStore) -> None:
     retained = retained_checkpoints(JobLog(store, driver="check").read())
     folders = {layout.CheckpointFolder(c.checkpoint, c.generation) for c in retained}
     used: set[str] = set()
@@ -137,7 +146,10 @@ def _check_state(store: Store, manifest: str, shape: Shape, plan: JobPlan) -> No
             restored = restore_slot(store, manifest, plan, SlotIndex(subtask))
             if any(channel.elements for channel in restored.recovered.values()):
                 raise SimulationFailed("the last checkpoint holds rows in flight")
-            sections = restored.tasks[TaskId(vertex.id, subtask)].sections.get(0, [])
+            task = restored.tasks[TaskId(vertex.id, subtask)]
+            if task.progress.input_watermark_ms != MAX_WATERMARK_MS:
+                raise SimulationFailed(f"all data was read, but event time is {task.progress.input_watermark_ms}")
+            sections = task.sections.get(0, [])
             _check_rules(sections, shape)
             found.update(_keyed_state(sections, vertex, plan, subtask))
         expected = _expected_state(shape, vertex)

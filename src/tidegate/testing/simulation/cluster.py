@@ -24,7 +24,7 @@ from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.job import JobState
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.protocol.restart import FixedDelay
-from tidegate.testing.simulation.checks import check_end, check_retained
+from tidegate.testing.simulation.checks import check_end, check_location, check_retained
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.incarnation import Incarnation
 from tidegate.testing.simulation.scenario import MOST_SLOTS, Scenario
@@ -79,7 +79,8 @@ class SimCluster:
         self._run = 1
         self._shape = scenario.shape.with_available(is_last_run=scenario.runs == 1)
         self._location = "job"
-        self._locations = 1
+        self._left_locations: list[str] = []
+        self._was_outlived = False
         self._restore_from: str | None = None
         self._slots = scenario.slots
         self._last_strike = 0
@@ -118,8 +119,15 @@ class SimCluster:
                 self._next_parallelism()
                 self._start()
                 self._drain()
+            if self._was_outlived:
+                # What an overtaken driver wrote after the end of the last one is for the next one to remove.
+                self._start()
+                self._drain()
             self._check_cuts()
-            check_end(self.world, SimStore(self.world, self._location), self._shape, self._current)
+            store = SimStore(self.world, self._location)
+            check_end(self.world, store, self._shape, self._current, rescales=self.rescales)
+            for left in self._left_locations:
+                check_location(SimStore(self.world, left), self._shape.plan(self._slots))
 
     def _is_finished(self) -> bool:
         return self._current.driver.is_over and self._stopping is None
@@ -326,8 +334,8 @@ class SimCluster:
         """In the same location, or with the savepoint in a new one."""
         self._retire_current(goes_on=False)
         if self.random.random() < 0.5:
-            self._locations += 1
-            self._location = f"job{self._locations}"
+            self._left_locations.append(self._location)
+            self._location = f"job{len(self._left_locations) + 1}"
             self._restore_from = savepoint
         self._next_parallelism()
         self._start()
@@ -407,6 +415,7 @@ class SimCluster:
         for _ in range(_DRAIN_ROUNDS):
             if self._is_finished() and not self._old:
                 return
+            self._was_outlived |= self._is_finished()
             self._round()
             self._settle()
             if self.random.random() < 0.02:

@@ -150,7 +150,9 @@ class SimReader:
 
     def _watermark_ms(self) -> int | None:
         """Splits that come later, in this run or another one, begin at the beginning of event time."""
-        if not self._has_all or self.source.available < self.source.splits:
+        # The one split of a fixed schedule is all there is, whether the reader has been told so or not.
+        knows_all = self._has_all or self.source.late_every is not None
+        if not knows_all or self.source.available < self.source.splits:
             return None
         positions = [at for at in self._positions.values() if at < self.source.rows_per_split]
         return event_time_ms(min(positions)) - 1 if positions else None

@@ -24,6 +24,27 @@ def hold_back(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from held
 
 
+NOTHING_YET = msgspec.msgpack.encode({})
+
+
+class LastOfSplit:
+    """The newest row of each split that a key has seen: the next one must be behind it."""
+
+    def __init__(self, key: tuple[Any, ...], stored: bytes) -> None:
+        self._key = key
+        self._last = msgspec.msgpack.decode(stored, type=dict[int, int])
+
+    def follow(self, split: int, position: int) -> None:
+        if position <= self._last.get(split, -1):
+            raise SimulationFailed(
+                f"key {self._key}: row {position} of split {split} came behind row {self._last[split]}"
+            )
+        self._last[split] = position
+
+    def encoded(self) -> bytes:
+        return msgspec.msgpack.encode(self._last)
+
+
 class CountInOrder:
     """(k, s, v, t) -> (k, n): n numbers the rows of the key. Positions of one split must come in order."""
 
@@ -36,14 +57,14 @@ class CountInOrder:
         self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
     ) -> Iterable[tuple[Any, ...]]:
         stored = self._seen.get()
-        n, last = (0, {}) if stored is None else (stored[0], msgspec.msgpack.decode(stored[1], type=dict[int, int]))
+        n, before = stored or (0, NOTHING_YET)
+        last = LastOfSplit(key, before)
         for split, position, _ in rows:
-            if self.checks_order and position <= last.get(split, -1):
-                raise SimulationFailed(f"key {key}: row {position} of split {split} came behind row {last[split]}")
-            last[split] = position
+            if self.checks_order:
+                last.follow(split, position)
             n += 1
             yield (key[0], n)
-        self._seen.update((n, msgspec.msgpack.encode(last)))
+        self._seen.update((n, last.encoded()))
 
     def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
         raise SimulationFailed(f"key {key} has a timer at {at_ms} that nobody registered")
@@ -122,7 +143,7 @@ class CountSides:
     """Two keyed inputs -> (k, side, n): both sides change the same key's state."""
 
     def init(self, handle: ConnectHandle) -> None:
-        self._seen = handle.value_state("seen", ("left", "right"))
+        self._seen = handle.value_state("seen", ("left", "right", "last_left", "last_right"))
 
     def handle_left(
         self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
@@ -141,31 +162,36 @@ class CountSides:
         return
 
     def _count(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], side: int) -> Iterable[tuple[Any, ...]]:
-        counts = list(self._seen.get() or (0, 0))
-        for _ in rows:
-            counts[side] += 1
-            yield (key[0], side, counts[side])
-        self._seen.update((counts[0], counts[1]))
+        seen = list(self._seen.get() or (0, 0, NOTHING_YET, NOTHING_YET))
+        last = LastOfSplit(key, seen[2 + side])
+        for split, position, _ in rows:
+            last.follow(split, position)
+            seen[side] += 1
+            yield (key[0], side, seen[side])
+        seen[2 + side] = last.encoded()
+        self._seen.update(tuple(seen))
 
 
 class ApplyRules:
     """A keyed stream beside broadcast rules -> (k, n). A key must never see an older rule behind a newer one."""
 
     def init(self, handle: ConnectHandle) -> None:
-        self._seen = handle.value_state("seen", ("n", "rule"))
+        self._seen = handle.value_state("seen", ("n", "rule", "last"))
         self._rules = handle.broadcast_state("rules")
 
     def handle_left(
         self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
     ) -> Iterable[tuple[Any, ...]]:
-        n, last_rule = self._seen.get() or (0, 0)
+        n, last_rule, before = self._seen.get() or (0, 0, NOTHING_YET)
+        last = LastOfSplit(key, before)
         (rule,) = self._rules.get(("rules",)) or (0,)
         if rule < last_rule:
             raise SimulationFailed(f"key {key} is handled by rule {rule} after rule {last_rule}")
-        for _ in rows:
+        for split, position, _ in rows:
+            last.follow(split, position)
             n += 1
             yield (key[0], n)
-        self._seen.update((n, rule))
+        self._seen.update((n, rule, last.encoded()))
 
     def handle_right(
         self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
