@@ -23,12 +23,19 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function by Catalyst's short class name (`Add`, `GreaterThan`, `And`); `ansi` raises on overflow."""
+    """A function by Catalyst's short class name (`Add`, `GreaterThan`, `And`); `ansi` raises on overflow.
+
+    `settings`: the plain fields of Catalyst's expression beside its arguments (`timeZoneId`, `ordinal`), as text.
+    """
 
     function: str
     arguments: "tuple[Expression, ...]"
     type: pa.DataType
     ansi: bool
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def setting(self, name: str) -> str | None:
+        return dict(self.settings).get(name)
 
 
 @dataclass(frozen=True, slots=True)

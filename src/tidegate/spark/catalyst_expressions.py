@@ -3,6 +3,7 @@
 Refuses what has no kernel, by Spark's name and SQL text; never guesses an evaluation mode.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -22,6 +23,11 @@ _BOOLEAN_FUNCTIONS = frozenset(
     {"EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"}
     | {"And", "Or", "Not", "IsNull", "IsNotNull", "IsNaN", "In", "AtLeastNNonNulls"}
     | {"StartsWith", "EndsWith", "Contains"}
+)
+# Known without asking the JVM, which takes a call for every expression.
+_TYPE_OF_FIRST_ARGUMENT = frozenset(
+    {"Add", "Subtract", "Multiply", "Remainder", "Pmod", "UnaryMinus", "Abs", "BitwiseAnd", "BitwiseOr", "BitwiseXor"}
+    | {"BitwiseNot", "Greatest", "Least", "Coalesce", "NaNvl", "NormalizeNaNAndZero"}
 )
 # Marks that change no value.
 _TRANSPARENT = frozenset({"Alias", "KnownFloatingPointNormalized", "KnownNotNull"})
@@ -95,22 +101,35 @@ def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expr
         return Cast(children[0], target, evaluation_is_ansi(tree), zone)
     if tree.name == "AtLeastNNonNulls":
         children = (Literal(tree.fields["n"], pa.int32()), *children)
-    return Call(tree.name, children, _result_type(tree, children), evaluation_is_ansi(tree))
+    return Call(tree.name, children, _result_type(tree, children), evaluation_is_ansi(tree), _settings(tree))
+
+
+# Where an expression stands, how it raises errors, what else is read elsewhere.
+_NOT_SETTINGS = frozenset({"class", "dataType", "name", "evalMode", "evalContext", "failOnError", "queryContext"})
+# Catalyst's JSON gives a child as its index, so that only these numbers are known to be values.
+_NUMERIC_SETTINGS = frozenset({"ordinal", "seed"})
+
+
+def _settings(tree: ExpressionTree) -> tuple[tuple[str, str], ...]:
+    """What may change the result beside the arguments."""
+    return tuple(
+        sorted(
+            (name, str(value).lower() if isinstance(value, bool) else str(value))
+            for name, value in tree.fields.items()
+            if (name not in _NOT_SETTINGS and isinstance(value, str | bool)) or name in _NUMERIC_SETTINGS
+        )
+    )
 
 
 def _result_type(tree: ExpressionTree, children: tuple[Expression, ...]) -> pa.DataType:
     if tree.name in _BOOLEAN_FUNCTIONS:
         return pa.bool_()
-    match tree.name:
-        case "Length":
-            return pa.int32()
-        case "If" | "CaseWhen":
-            return children[1].type
-        case _ if pa.types.is_decimal(children[0].type):
-            # Decimal arithmetic changes precision and scale; only Spark knows to what.
-            return to_arrow_type(str(tree.jvm.dataType().typeName()), of=f"Expression {tree.sql()}")
-        case _:
-            return children[0].type
+    if tree.name in ("If", "CaseWhen"):
+        return children[1].type
+    if tree.name in _TYPE_OF_FIRST_ARGUMENT and not pa.types.is_decimal(children[0].type):
+        return children[0].type
+    # Only Spark knows, such as the precision and scale of decimal arithmetic.
+    return to_arrow_type(json.loads(tree.jvm.dataType().json()), of=f"Expression {tree.sql()}")
 
 
 def _literal(tree: ExpressionTree) -> Literal:

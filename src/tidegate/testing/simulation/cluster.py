@@ -27,7 +27,7 @@ from tidegate.protocol.restart import FixedDelay
 from tidegate.testing.simulation.checks import check_end, check_location, check_retained
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.incarnation import Incarnation
-from tidegate.testing.simulation.scenario import MOST_SLOTS, Scenario
+from tidegate.testing.simulation.scenario import CHECKED_FOR_ORDER, MOST_SLOTS, Scenario
 from tidegate.testing.simulation.slot import Action
 from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch
 from tidegate.testing.simulation.topologies import FORMAT
@@ -204,9 +204,14 @@ class SimCluster:
 
     def _arm(self) -> None:
         """Strike next after so many checkpoints, so that most restores find a new one with rows in flight."""
-        self._strike = self.random.choice(list(Strike))
+        self._strike = self._next_strike()
         self._strike_after = self._completed() + self.random.choice([0, 1, 1, 1])
         self._turns_until_strike = self.random.randint(0, 60)
+
+    def _next_strike(self) -> Strike:
+        if self._shape.topology in CHECKED_FOR_ORDER and self.random.random() < 0.4:
+            return Strike.DRIVER_CRASH  # the one that is followed by a start at another parallelism at once
+        return self.random.choice(list(Strike))
 
     def _completed(self) -> int:
         return self._current.driver._running.statistics().completed

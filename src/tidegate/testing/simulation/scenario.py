@@ -11,6 +11,7 @@ from tidegate.testing.simulation.incarnation import NetworkSettings
 from tidegate.testing.simulation.topologies import Shape, Topology
 
 MOST_SLOTS = 4
+CHECKED_FOR_ORDER = frozenset({Topology.ONE_SHUFFLE, Topology.TWO_SHUFFLES, Topology.CONNECTED, Topology.BROADCAST})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def scenario_of(seed: int) -> Scenario:
     # In turn, so that a few seeds already show every job.
     topology = list(Topology)[seed % len(Topology)]
     strikes = random.choice([0, 2, 3, 5])
-    keeps_order = topology in (Topology.ONE_SHUFFLE, Topology.TWO_SHUFFLES)
+    keeps_order = topology in CHECKED_FOR_ORDER
     if keeps_order:
         # What could go wrong with the order of rows needs one restore at another parallelism after another.
         strikes = 5
