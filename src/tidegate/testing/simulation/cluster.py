@@ -211,7 +211,8 @@ class SimCluster:
     def _next_strike(self) -> Strike:
         if self._shape.topology in CHECKED_FOR_ORDER and self.random.random() < 0.4:
             return Strike.DRIVER_CRASH  # the one that is followed by a start at another parallelism at once
-        return self.random.choice(list(Strike))
+        # Twice the one that is followed by a new generation in the same processes, with its predecessor's messages.
+        return self.random.choice([*Strike, Strike.USER_FAILURE])
 
     def _completed(self) -> int:
         return self._current.driver._running.statistics().completed
