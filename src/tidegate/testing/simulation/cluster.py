@@ -27,7 +27,7 @@ from tidegate.protocol.restart import FixedDelay
 from tidegate.testing.simulation.checks import check_end, check_location, check_retained
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.incarnation import Incarnation
-from tidegate.testing.simulation.scenario import CHECKED_FOR_ORDER, MOST_SLOTS, Scenario
+from tidegate.testing.simulation.scenario import MOST_SLOTS, OFTEN_RESTORED, Scenario
 from tidegate.testing.simulation.slot import Action
 from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch
 from tidegate.testing.simulation.topologies import FORMAT
@@ -209,7 +209,7 @@ class SimCluster:
         self._turns_until_strike = self.random.randint(0, 60)
 
     def _next_strike(self) -> Strike:
-        if self._shape.topology in CHECKED_FOR_ORDER and self.random.random() < 0.4:
+        if self._shape.topology in OFTEN_RESTORED and self.random.random() < 0.4:
             return Strike.DRIVER_CRASH  # the one that is followed by a start at another parallelism at once
         # Twice the one that is followed by a new generation in the same processes, with its predecessor's messages.
         return self.random.choice([*Strike, Strike.USER_FAILURE])
