@@ -226,10 +226,6 @@ def test_the_whole_way_from_a_dataframe_to_vertices(stream: DataFrame) -> None:
 REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "join": (lambda df: df.join(df.sparkSession.range(3).toDF("k"), "k"), "Join"),
     "deduplicate": (lambda df: df.dropDuplicates(["k"]), "Deduplicate"),
-    "watermark": (lambda df: df.withWatermark("ts", "1 minute"), "EventTimeWatermark"),
-    "union": (lambda df: df.union(df), "Union"),
-    "repartition": (lambda df: df.repartition(3), "Repartition"),
-    "repartition by": (lambda df: df.repartition("k"), "RepartitionByExpression"),
     "limit": (lambda df: df.limit(3), "GlobalLimit"),
     "sort": (lambda df: df.orderBy("k"), "Sort"),
     "sample": (lambda df: df.sample(0.5), "Sample"),

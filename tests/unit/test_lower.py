@@ -13,13 +13,17 @@ from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
     AggregateFunction,
+    EventTimeWatermark,
     Filter,
     MapInArrow,
     Node,
     Project,
+    Repartition,
     Scan,
     Sink,
+    Spread,
     TransformWithState,
+    Union,
 )
 from tidegate.plan.physical import (
     SECOND_INPUT,
@@ -37,6 +41,7 @@ from tidegate.plan.physical import (
     RebalancePartitioning,
     TransformWithStateSpec,
     Vertex,
+    WatermarkSpec,
 )
 
 INT64 = pa.int64()
@@ -65,6 +70,59 @@ def test_forward_operators_are_one_vertex_from_source_to_sink() -> None:
     assert (vertex.source, vertex.sink) == (SCAN, SINK)
     assert plan.edges == ()
     assert (plan.parallelism, plan.max_parallelism) == (3, 128)
+
+
+def ways(plan: JobPlan) -> list[tuple[int, int, Partitioning]]:
+    return [(edge.sender, edge.receiver, edge.partitioning) for edge in plan.edges]
+
+
+def test_a_union_ends_in_one_vertex_that_takes_the_rows_of_all() -> None:
+    plan = lowered(Union((SCAN, Filter(SCAN, Literal(True, pa.bool_()), SCHEMA)), SCHEMA))
+    names = [vertex.name for vertex in plan.vertices]
+    assert names == ["Source[parquet]", "Source[parquet] -> Filter", "Sink[noop]"]
+    assert ways(plan) == [(0, 2, ForwardPartitioning()), (1, 2, ForwardPartitioning())]
+
+
+def test_what_follows_a_union_goes_into_each_of_its_parts() -> None:
+    union = Union((SCAN, SCAN), SCHEMA)
+    plan = lowered(summed(Filter(union, Literal(True, pa.bool_()), SCHEMA)))
+    names = [vertex.name for vertex in plan.vertices]
+    assert names == ["Source[parquet] -> Filter"] * 2 + ["Aggregate(sum) -> Sink[noop]"]
+    assert ways(plan) == [(0, 2, HashPartitioning(1)), (1, 2, HashPartitioning(1))]
+
+
+def test_the_parts_of_a_union_carry_the_names_of_the_first() -> None:
+    other = Scan("parquet", {"path": "/other"}, pa.schema([("a", INT64), ("b", INT64)]))
+    plan = lowered(Union((SCAN, other), SCHEMA))
+    renaming = ProjectSpec((Column(0, "a", INT64), Column(1, "b", INT64)), SCHEMA)
+    assert [vertex.operators for vertex in plan.vertices] == [(), (renaming,), ()]
+
+
+def test_a_union_of_unlike_parts_meets_by_neighbours() -> None:
+    few = Repartition(SCAN, Spread.TO_NEIGHBOURS, (), 1, SCHEMA)
+    plan = lowered(Union((few, SCAN), SCHEMA))
+    assert [plan.parallelism_of(vertex.id) for vertex in plan.vertices] == [3, 1, 3, 3]
+    pointwise = PointwisePartitioning()
+    assert ways(plan) == [(0, 1, pointwise), (1, 3, pointwise), (2, 3, pointwise)]
+
+
+def test_a_watermark_is_chained() -> None:
+    (vertex,) = lowered(EventTimeWatermark(SCAN, 1, 5000, SCHEMA)).vertices
+    assert vertex.operators == (WatermarkSpec(1, 5000, SCHEMA),)
+
+
+def test_a_repartitioning_starts_a_vertex_of_so_many_subtasks() -> None:
+    plan = lowered(Repartition(SCAN, Spread.EVENLY, (), 2, SCHEMA))
+    assert ways(plan) == [(0, 1, RebalancePartitioning())]
+    assert [plan.parallelism_of(vertex.id) for vertex in plan.vertices] == [3, 2]
+
+
+def test_a_repartitioning_by_key_sends_its_keys_ahead_and_drops_them() -> None:
+    plan = lowered(Repartition(SCAN, Spread.BY_KEY, (V,), None, SCHEMA))
+    keyed = pa.schema([("_key0", INT64), ("k", INT64), ("v", INT64)])
+    assert plan.edges[0].schema == keyed
+    assert plan.vertices[0].operators == (ProjectSpec((V, K, V), keyed),)
+    assert plan.vertices[1].operators == (ProjectSpec((Column(1, "k", INT64), Column(2, "v", INT64)), SCHEMA),)
 
 
 def test_an_aggregate_starts_a_vertex_behind_a_hash_edge() -> None:

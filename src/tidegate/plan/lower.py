@@ -1,6 +1,7 @@
 """Cuts a plan into vertices: forward operators are chained, keyed ones start a new vertex behind a hash edge."""
 
-from typing import assert_never
+from dataclasses import dataclass, field
+from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
@@ -10,13 +11,17 @@ from tidegate.plan.expressions import Column, Expression
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
+    EventTimeWatermark,
     Filter,
     MapInArrow,
     Node,
     Project,
+    Repartition,
     Scan,
     Sink,
+    Spread,
     TransformWithState,
+    Union,
 )
 from tidegate.plan.physical import (
     FIRST_INPUT,
@@ -24,11 +29,15 @@ from tidegate.plan.physical import (
     ConnectSpec,
     Edge,
     FilterSpec,
+    ForwardPartitioning,
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
     OperatorSpec,
+    Partitioning,
+    PointwisePartitioning,
     ProjectSpec,
+    RebalancePartitioning,
     TransformWithStateSpec,
     Vertex,
     WatermarkSpec,
@@ -38,9 +47,9 @@ from tidegate.plan.physical import (
 
 def lower(root: Node, sink: Sink, *, parallelism: int, max_parallelism: int) -> JobPlan:
     builder = _Builder()
-    builder.add(root)
+    builder.finish(builder.chains(root), sink)
     return JobPlan(
-        vertices=builder.finish(sink),
+        vertices=tuple(builder.vertices),
         edges=tuple(builder.edges),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
@@ -97,68 +106,146 @@ def operator_name(operator: OperatorSpec) -> str:
             assert_never(operator)
 
 
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A closed vertex that feeds the open one."""
+
+    sender: VertexId
+    partitioning: Partitioning
+    schema: pa.Schema
+    input: int
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A vertex that is still open at its end."""
+
+    source: Scan | None = None
+    inputs: list[_Input] = field(default_factory=list)
+    operators: list[OperatorSpec] = field(default_factory=list)
+    parallelism: int | None = None
+
+
+# Several chains stand for their union: stateless operators go into each of them, so that a union costs no exchange.
+_Chains: TypeAlias = list[_Chain]
+
+
 class _Builder:
-    """Vertices so far, and the chain that is still open at its end."""
+    """The vertices that are closed, in an order in which senders come before receivers."""
 
     def __init__(self) -> None:
         self.edges: list[Edge] = []
-        self._vertices: list[Vertex] = []
-        self._source: Scan | None = None
-        self._operators: list[OperatorSpec] = []
+        self.vertices: list[Vertex] = []
 
-    def add(self, node: Node) -> None:
-        """Appends `node` behind its child."""
+    def chains(self, node: Node) -> _Chains:
+        """What gives the rows of `node`, open at the end."""
         match node:
             case Scan():
-                self._source = node
+                return [_Chain(source=node)]
             case Project(child=child, columns=columns, schema=schema):
-                self.add(child)
-                self._operators.append(ProjectSpec(columns, schema))
+                return self._append(child, ProjectSpec(columns, schema))
             case Filter(child=child, condition=condition, schema=schema):
-                self.add(child)
-                self._operators.append(FilterSpec(condition, schema))
+                return self._append(child, FilterSpec(condition, schema))
             case MapInArrow(child=child, function=function, function_name=name, schema=schema):
-                self.add(child)
-                self._operators.append(MapInArrowSpec(function, name, schema))
+                return self._append(child, MapInArrowSpec(function, name, schema))
+            case EventTimeWatermark(child=child, column=column, delay_ms=delay_ms, schema=schema):
+                return self._append(child, WatermarkSpec(column, delay_ms, schema))
+            case Union(children=children, schema=schema):
+                return [chain for child in children for chain in self._renamed(child, schema)]
+            case Repartition():
+                return [self._repartition(node)]
             case Aggregate():
-                self._add_aggregate(node)
+                return [self._aggregate(node)]
             case TransformWithState(child=child, key_count=key_count, processor=processor, schema=schema):
-                self.add(child)
-                self._cut(key_count, child.schema)
-                self._operators.append(TransformWithStateSpec(key_count, processor, child.schema, schema))
+                keyed = self.cut(self.chains(child), HashPartitioning(key_count), child.schema)
+                keyed.operators.append(TransformWithStateSpec(key_count, processor, child.schema, schema))
+                return [keyed]
             case _:
                 assert_never(node)
 
-    def finish(self, sink: Sink) -> tuple[Vertex, ...]:
-        self._close_vertex(sink)
-        return tuple(self._vertices)
+    def finish(self, chains: _Chains, sink: Sink) -> None:
+        self._close(self._joined(chains, sink.schema), sink)
 
-    def _add_aggregate(self, node: Aggregate) -> None:
+    def cut(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema) -> _Chain:
+        """Closes the chains with edges to a new one."""
+        return _Chain(inputs=self.close_all(chains, partitioning, schema, input=FIRST_INPUT))
+
+    def close_all(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema, *, input: int) -> list[_Input]:
+        return [_Input(self._close(chain, None), partitioning, schema, input) for chain in chains]
+
+    def _append(self, child: Node, operator: OperatorSpec) -> _Chains:
+        chains = self.chains(child)
+        for chain in chains:
+            chain.operators.append(operator)
+        return chains
+
+    def _renamed(self, child: Node, schema: pa.Schema) -> _Chains:
+        if child.schema.names == schema.names:
+            return self.chains(child)
+        columns = tuple(Column(at, field.name, field.type) for at, field in enumerate(child.schema))
+        return self._append(child, ProjectSpec(columns, schema))
+
+    def _joined(self, chains: _Chains, schema: pa.Schema) -> _Chain:
+        """One chain that takes the rows of all, without moving them to other slots where that can be."""
+        if len(chains) == 1:
+            return chains[0]
+        are_alike = len({chain.parallelism for chain in chains}) == 1
+        way: Partitioning = ForwardPartitioning() if are_alike else PointwisePartitioning()
+        joined = self.cut(chains, way, schema)
+        joined.parallelism = chains[0].parallelism if are_alike else None
+        return joined
+
+    def _repartition(self, node: Repartition) -> _Chain:
+        chains = self.chains(node.child)
+        match node.spread:
+            case Spread.EVENLY:
+                after = self.cut(chains, RebalancePartitioning(), node.schema)
+            case Spread.TO_NEIGHBOURS:
+                after = self.cut(chains, PointwisePartitioning(), node.schema)
+            case Spread.BY_KEY:
+                after = self._by_key(chains, node)
+            case _:
+                assert_never(node.spread)
+        after.parallelism = node.partitions
+        return after
+
+    def _by_key(self, chains: _Chains, node: Repartition) -> _Chain:
+        """Keys travel as columns of their own in front of the others, and are dropped on arrival."""
+        own = tuple(Column(at, field.name, field.type) for at, field in enumerate(node.schema))
+        keys = [pa.field(f"_key{at}", key.type) for at, key in enumerate(node.keys)]
+        keyed = pa.schema([*keys, *node.schema])
+        for chain in chains:
+            chain.operators.append(ProjectSpec((*node.keys, *own), keyed))
+        after = self.cut(chains, HashPartitioning(len(keys)), keyed)
+        shifted = tuple(Column(column.index + len(keys), column.name, column.type) for column in own)
+        after.operators.append(ProjectSpec(shifted, node.schema))
+        return after
+
+    def _aggregate(self, node: Aggregate) -> _Chain:
         if not node.keys:
             raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
-        self.add(node.child)
+        chains = self.chains(node.child)
         columns, calls = _aggregate_input(node)
         schema = pa.schema([pa.field(_column_name(column, at), column.type) for at, column in enumerate(columns)])
         if _is_identity(columns, node.child.schema):
             schema = node.child.schema
         else:
-            self._operators.append(ProjectSpec(columns, schema))
-        self._cut(len(node.keys), schema)
-        self._operators.append(AggregateSpec(len(node.keys), calls, node.results, schema, node.schema))
+            for chain in chains:
+                chain.operators.append(ProjectSpec(columns, schema))
+        keyed = self.cut(chains, HashPartitioning(len(node.keys)), schema)
+        keyed.operators.append(AggregateSpec(len(node.keys), calls, node.results, schema, node.schema))
+        return keyed
 
-    def _cut(self, key_count: int, schema: pa.Schema) -> None:
-        """Ends the open vertex with a hash edge to the next one."""
-        sender = self._close_vertex(None)
-        receiver = VertexId(len(self._vertices))
-        self.edges.append(Edge(EdgeId(len(self.edges)), sender, receiver, HashPartitioning(key_count), schema))
-
-    def _close_vertex(self, sink: Sink | None) -> VertexId:
-        vertex = VertexId(len(self._vertices))
-        names = [f"Source[{self._source.format}]"] if self._source is not None else []
-        names += [operator_name(operator) for operator in self._operators]
+    def _close(self, chain: _Chain, sink: Sink | None) -> VertexId:
+        vertex = VertexId(len(self.vertices))
+        for fed in chain.inputs:
+            edge = EdgeId(len(self.edges))
+            self.edges.append(Edge(edge, fed.sender, vertex, fed.partitioning, fed.schema, fed.input))
+        names = [f"Source[{chain.source.format}]"] if chain.source is not None else []
+        names += [operator_name(operator) for operator in chain.operators]
         names += [f"Sink[{sink.format}]"] if sink is not None else []
-        self._vertices.append(Vertex(vertex, " -> ".join(names), self._source, tuple(self._operators), sink))
-        self._source, self._operators = None, []
+        name = " -> ".join(names) or "Pass"
+        self.vertices.append(Vertex(vertex, name, chain.source, tuple(chain.operators), sink, chain.parallelism))
         return vertex
 
 

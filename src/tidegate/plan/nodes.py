@@ -78,7 +78,46 @@ class TransformWithState:
     schema: pa.Schema
 
 
-Node: TypeAlias = Scan | Project | Filter | MapInArrow | Aggregate | TransformWithState
+@dataclass(frozen=True, slots=True)
+class EventTimeWatermark:
+    """Event time follows the largest value of a column, `delay_ms` behind."""
+
+    child: "Node"
+    column: int
+    delay_ms: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Columns by position; names are the first child's."""
+
+    children: "tuple[Node, ...]"
+    schema: pa.Schema
+
+
+class Spread(Enum):
+    """How rows reach the tasks behind a repartitioning."""
+
+    EVENLY = "evenly"  # by turns
+    BY_KEY = "by key"  # equal keys to the same task
+    TO_NEIGHBOURS = "to neighbours"  # no more exchange than fewer tasks need
+
+
+@dataclass(frozen=True, slots=True)
+class Repartition:
+    """`partitions`: None for as many as there are slots. `keys` are over the child's columns."""
+
+    child: "Node"
+    spread: Spread
+    keys: tuple[Expression, ...]
+    partitions: int | None
+    schema: pa.Schema
+
+
+Node: TypeAlias = (
+    Scan | Project | Filter | MapInArrow | Aggregate | TransformWithState | EventTimeWatermark | Union | Repartition
+)
 
 
 @dataclass(frozen=True, slots=True)

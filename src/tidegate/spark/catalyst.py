@@ -10,11 +10,22 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
 from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import Filter, MapInArrow, Node, Project, TransformWithState
+from tidegate.plan.nodes import (
+    EventTimeWatermark,
+    Filter,
+    MapInArrow,
+    Node,
+    Project,
+    Repartition,
+    Spread,
+    TransformWithState,
+    Union,
+)
 from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
@@ -34,11 +45,7 @@ _ADVICE: Mapping[str, str] = {
     "Deduplicate": "keep the keys seen in a ValueState of transformWithState",
     "DeduplicateWithinWatermark": "keep the keys seen in a ValueState of transformWithState",
     "Window": "use groupBy with count or sum, or transformWithState",
-    "EventTimeWatermark": "remove withWatermark; aggregations run in update mode without it",
     "UpdateEventTimeWatermarkColumn": "remove eventTimeColumnName",
-    "Union": "write the streams into one directory, or run one query for each",
-    "Repartition": "remove repartition or coalesce; option parallelism sets the number of slots",
-    "RepartitionByExpression": "remove repartition; keyed operators distribute their input by key themselves",
     "MapInPandas": "use mapInArrow",
     "BatchEvalPython": "call the Python function in mapInArrow",
     "ArrowEvalPython": "call the Python function in mapInArrow",
@@ -165,6 +172,43 @@ def _read_map_in_arrow(tree: PlanTree) -> Read:
     return Read(node, _ids(attributes))
 
 
+def _read_watermark(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    event_time = tree.expression("eventTime")
+    column = child.scope().column(event_time)
+    if not pa.types.is_timestamp(column.type):
+        raise UnsupportedPlan(
+            f"Tidegate does not run withWatermark on {column.name!r}, a column of type {column.type}: "
+            f"name a timestamp column, such as window_time(...) of a window."
+        )
+    jvm: Any = tree.jvm
+    delay_ms = int(_spark_class("sql.catalyst.plans.logical.EventTimeWatermark").getDelayMs(jvm.delay()))
+    return Read(EventTimeWatermark(child.node, column.index, delay_ms, child.node.schema), child.ids)
+
+
+def _read_union(tree: PlanTree) -> Read:
+    children = [_read(child) for child in tree.children]
+    first = children[0]
+    return Read(Union(tuple(child.node for child in children), first.node.schema), first.ids)
+
+
+def _read_repartition(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    spread = Spread.EVENLY if tree.fields["shuffle"] else Spread.TO_NEIGHBOURS
+    return Read(Repartition(child.node, spread, (), tree.fields["numPartitions"], child.node.schema), child.ids)
+
+
+def _read_repartition_by_expression(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    trees = tree.expressions("partitionExpressions")
+    if any(key.name == "SortOrder" for key in trees):
+        raise UnsupportedPlan("Tidegate does not run repartitionByRange: use repartition with the same columns.")
+    keys = tuple(read_expression(key, child.scope()) for key in trees)
+    spread = Spread.BY_KEY if keys else Spread.EVENLY
+    partitions = tree.fields.get("optNumPartitions")
+    return Read(Repartition(child.node, spread, keys, partitions, child.node.schema), child.ids)
+
+
 def _read_aggregate(tree: PlanTree) -> Read:
     keys = tree.expressions("groupingExpressions")
     if not keys:
@@ -226,6 +270,16 @@ def _command(tree: PlanTree) -> bytes:
     return bytes(python_function.command().unsafeArray())
 
 
+def _spark_class(name: str) -> Any:
+    """A JVM class under `org.apache.spark`."""
+    context = SparkContext._active_spark_context
+    assert context is not None and context._jvm is not None, "a DataFrame exists, so its JVM does"
+    found: Any = context._jvm.org.apache.spark
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 def _ids(outputs: list[ExpressionTree]) -> list[tuple[int, str]]:
     return [output.expression_id() for output in outputs]
 
@@ -253,6 +307,11 @@ _READERS: Mapping[str, Callable[[PlanTree], Read]] = {
     "Project": _read_project,
     "Filter": _read_filter,
     "MapInArrow": _read_map_in_arrow,
+    "EventTimeWatermark": _read_watermark,
+    "Union": _read_union,
+    "Repartition": _read_repartition,
+    "RepartitionByExpression": _read_repartition_by_expression,
+    "RebalancePartitions": _read_repartition_by_expression,
     "Aggregate": _read_aggregate,
     "TransformWithStateInPySpark": _read_transform_with_state,
 }

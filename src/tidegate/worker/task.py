@@ -359,6 +359,7 @@ class Task:
         for operator, emit in zip(self.operators, self._emits, strict=True):
             operator.end_of_input(emit)
         self._time.on_rows()
+        self._time.hurry()
         self._is_ending = True
 
     def _end_output(self) -> None:

@@ -212,7 +212,8 @@ class SimCluster:
         if self._shape.topology in OFTEN_RESTORED and self.random.random() < 0.4:
             return Strike.DRIVER_CRASH  # the one that is followed by a start at another parallelism at once
         # Twice the one that is followed by a new generation in the same processes, with its predecessor's messages.
-        return self.random.choice([*Strike, Strike.USER_FAILURE])
+        strikes: list[Strike] = [*Strike, Strike.USER_FAILURE]
+        return self.random.choice(strikes)
 
     def _completed(self) -> int:
         return self._current.driver._running.statistics().completed
