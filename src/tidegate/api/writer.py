@@ -251,7 +251,7 @@ class DataStreamWriter:
             # Slots listen on this host: an address that cannot be listened on is better found here.
             Listener(bind_host=spec.slot_bind_host, advertised_host=spec.advertised_host, ports=spec.ports).close()
         use_driver_interpreter(spark)
-        launcher = SparkLauncher(spark, query_name=name)
+        launcher = SparkLauncher(spark, claim)
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
         if is_passing:

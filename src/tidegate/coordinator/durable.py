@@ -107,6 +107,10 @@ class DurableJob:
             check_fits(manifest, self._plan, self._settings.fingerprint)
             _check_files(store, manifest)
 
+    def use(self, plan: JobPlan) -> None:
+        """From the next generation on. While none is being started: the background reads it."""
+        self._plan = plan
+
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
         generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)

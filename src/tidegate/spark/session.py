@@ -100,6 +100,12 @@ def claim_slots(spark: SparkSession, *, query: str, wanted: int | None) -> SlotC
     return LEDGER.claim(check_session(spark), query=query, wanted=wanted)
 
 
+def slots_left_for(claim: SlotClaim, spark: SparkSession) -> int:
+    """How many slots a query could have now: executors may have gone since it made its claim."""
+    others = sum(other.slots for other in LEDGER.held(claim.application_id) if other.serial != claim.serial)
+    return max(0, _concurrent_tasks(spark.sparkContext) - others)
+
+
 def release_slots(claim: SlotClaim) -> None:
     LEDGER.release(claim)
 

@@ -80,6 +80,9 @@ class ThreadLauncher:
         threading.Thread(target=watch, daemon=True).start()
         return _ThreadLaunch()
 
+    def room(self) -> int | None:
+        return None
+
 
 class _ThreadLaunch:
     def cancel(self) -> None:

@@ -125,6 +125,7 @@ class SimCluster:
                 self._drain()
             self._check_cuts()
             store = SimStore(self.world, self._location)
+            self.rescales += self._current.rescales
             check_end(self.world, store, self._shape, self._current, rescales=self.rescales)
             for left in self._left_locations:
                 check_location(SimStore(self.world, left), self._shape.plan(self._slots))
@@ -233,6 +234,9 @@ class SimCluster:
             case Strike.DRIVER_CRASH:
                 self._crash_driver(self._current)
             case Strike.SLOT_CRASH:
+                if self.scenario.rescales and self.random.random() < 0.5:
+                    # It takes cores with it, or others have come.
+                    self._current.cores = self.random.randint(1, MOST_SLOTS)
                 self._current.kill_slot(self.random.choice(self._current.indexes))
             case Strike.IN_A_WRITE:
                 self.world.effects_until_crash = self.random.randint(1, 20)
@@ -276,6 +280,7 @@ class SimCluster:
 
     def _retire_current(self, *, goes_on: bool) -> None:
         self._check_cuts()
+        self.rescales += self._current.rescales
         self._completed_before += self._completed()
         self._stopping = None
         if goes_on:
