@@ -13,6 +13,7 @@ from tidegate.model.version import VERSION as __version__
 from tidegate.spark.java import prepare_environment
 
 if TYPE_CHECKING:
+    from tidegate.api.nexmark import NexmarkDataSource
     from tidegate.api.query import StreamingQuery
     from tidegate.api.query import active_queries as queries
     from tidegate.api.writer import DataStreamWriter, writeStream
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointView",
     "DataStreamWriter",
+    "NexmarkDataSource",
     "StreamingQuery",
     "TidegateError",
     "UserError",
@@ -35,6 +37,7 @@ prepare_environment()
 _HOMES = {
     "CheckpointView": ("tidegate.coordinator.views", "CheckpointView"),
     "DataStreamWriter": ("tidegate.api.writer", "DataStreamWriter"),
+    "NexmarkDataSource": ("tidegate.api.nexmark", "NexmarkDataSource"),
     "StreamingQuery": ("tidegate.api.query", "StreamingQuery"),
     "queries": ("tidegate.api.query", "active_queries"),
     "writeStream": ("tidegate.api.writer", "writeStream"),
