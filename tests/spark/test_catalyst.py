@@ -229,7 +229,7 @@ REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "limit": (lambda df: df.limit(3), "GlobalLimit"),
     "sort": (lambda df: df.orderBy("k"), "Sort"),
     "sample": (lambda df: df.sample(0.5), "Sample"),
-    "explode": (lambda df: df.select(F.explode(F.split("s", ","))), "Generate"),
+    "json tuple": (lambda df: df.select(F.json_tuple("s", "x")), "Generate with JsonTuple"),
     "python udf": (lambda df: df.select(F.udf(lambda x: x, "long")("k")), "ArrowEvalPython"),
     "map in pandas": (lambda df: df.mapInPandas(lambda it: it, "k long"), "MapInPandas"),
     "map in arrow barrier": (lambda df: df.mapInArrow(copy_rows, "k long", barrier=True), "barrier=True"),
@@ -307,7 +307,13 @@ def test_other_sources_are_refused_by_format(spark: SparkSession, directory: str
 
 
 @pytest.mark.parametrize(
-    "column", ["x array<int>", "x struct<a: int>", "x string collate UTF8_LCASE", "x interval day"]
+    "column",
+    [
+        "x array<string collate UTF8_LCASE>",
+        "x struct<a: map<int, variant>>",
+        "x struct<a: string collate UTF8_LCASE>",
+        "x string collate UTF8_LCASE",
+    ],
 )
 def test_a_column_of_another_type_is_refused_by_its_name(spark: SparkSession, directory: str, column: str) -> None:
     with pytest.raises(UnsupportedPlan, match="Column 'x'"):
@@ -480,6 +486,9 @@ def test_sparks_schema_types_become_arrow_types() -> None:
         {"type": "struct", "fields": [{"name": "a", "type": "decimal(5,1)", "nullable": True, "metadata": {}}]}
     )
     assert to_arrow_schema(struct.jsonValue()) == pa.schema([("a", pa.decimal128(5, 1))])
-    with pytest.raises(UnsupportedPlan, match="array"):
-        nested = {"name": "b", "type": {"type": "array", "elementType": "long", "containsNull": True}}
-        to_arrow_schema({"type": "struct", "fields": [{**nested, "nullable": True, "metadata": {}}]})
+    nested = {"name": "b", "type": {"type": "array", "elementType": "interval day to second", "containsNull": False}}
+    struct_of_array = {"type": "struct", "fields": [{**nested, "nullable": True, "metadata": {}}]}
+    assert to_arrow_schema(struct_of_array) == pa.schema([("b", pa.list_(pa.duration("us")))])
+    assert to_arrow_schema(struct_of_array).field("b").type.value_field.nullable
+    with pytest.raises(UnsupportedPlan, match="type interval"):
+        to_arrow_schema({"type": "struct", "fields": [{**nested, "type": "interval", "metadata": {}}]})

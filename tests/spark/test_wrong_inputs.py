@@ -190,7 +190,7 @@ def with_time(df: DataFrame) -> DataFrame:
         (lambda df: df.union(df), "Union"),
         (lambda df: df.limit(3), "GlobalLimit"),
         (lambda df: df.select(F.udf(lambda x: x, "string")("s")), "ArrowEvalPython"),
-        (lambda df: df.select(F.explode(F.array("k"))), "Generate"),
+        (lambda df: df.select(F.json_tuple("s", "x")), "Generate"),
         (lambda df: df.repartition(3), "Repartition"),
         (lambda df: df.mapInPandas(lambda batches: batches, "k long, v long, s string"), "MapInPandas"),
     ],

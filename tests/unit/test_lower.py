@@ -13,8 +13,12 @@ from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
     AggregateFunction,
+    EmptyCollections,
     EventTimeWatermark,
+    Expand,
+    ExplodedAs,
     Filter,
+    Generate,
     MapInArrow,
     Node,
     Project,
@@ -30,8 +34,10 @@ from tidegate.plan.physical import (
     AggregateSpec,
     BroadcastPartitioning,
     Edge,
+    ExpandSpec,
     FilterSpec,
     ForwardPartitioning,
+    GenerateSpec,
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
@@ -109,6 +115,26 @@ def test_a_union_of_unlike_parts_meets_by_neighbours() -> None:
 def test_a_watermark_is_chained() -> None:
     (vertex,) = lowered(EventTimeWatermark(SCAN, 1, 5000, SCHEMA)).vertices
     assert vertex.operators == (WatermarkSpec(1, 5000, SCHEMA),)
+
+
+def test_what_makes_rows_is_chained_and_has_no_state() -> None:
+    exploded = pa.schema([("v", INT64), ("e", INT64)])
+    collection = Literal((1, 2), pa.list_(INT64))
+    made = Generate(SCAN, collection, ExplodedAs.VALUE, EmptyCollections.ONE_ROW, (1,), exploded)
+    plan = lowered(Expand(made, ((K, V), (V, K)), exploded))
+    generate = GenerateSpec(collection, ExplodedAs.VALUE, EmptyCollections.ONE_ROW, (1,), exploded)
+    assert plan.vertices[0].operators == (generate, ExpandSpec(((K, V), (V, K)), exploded))
+    assert plan.vertices[0].name == "Source[parquet] -> Generate(explode) -> Expand -> Sink[noop]"
+    assert fingerprint(plan)[1:3] == ["v0 op0 Generate", "v0 op1 Expand"]
+    assert "op0 Generate(explode) [v: int64, e: int64]" in describe(plan)
+
+
+def test_a_map_is_refused_as_a_key_before_anything_starts() -> None:
+    key = Literal(((1, 2),), pa.map_(INT64, INT64))
+    with pytest.raises(UnsupportedPlan, match="Keys of type map"):
+        lowered(Repartition(SCAN, Spread.BY_KEY, (key,), None, SCHEMA))
+    with pytest.raises(UnsupportedPlan, match="Keys of type map"):
+        lowered(summed(SCAN, key=Literal(((key.value,),), pa.list_(key.type))))
 
 
 def test_a_repartitioning_starts_a_vertex_of_so_many_subtasks() -> None:

@@ -6,7 +6,9 @@ from tidegate.operators.contract import Operator
 from tidegate.plan.physical import (
     AggregateSpec,
     ConnectSpec,
+    ExpandSpec,
     FilterSpec,
+    GenerateSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
@@ -41,5 +43,9 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.connect import ConnectOperator
 
             return ConnectOperator(spec)
+        case GenerateSpec() | ExpandSpec():
+            from tidegate.operators.row_makers import RowMakerOperator
+
+            return RowMakerOperator(spec)
         case _:
             assert_never(spec)

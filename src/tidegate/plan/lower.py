@@ -8,11 +8,14 @@ import pyarrow as pa
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Column, Expression
+from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
     EventTimeWatermark,
+    Expand,
     Filter,
+    Generate,
     MapInArrow,
     Node,
     Project,
@@ -28,8 +31,10 @@ from tidegate.plan.physical import (
     AggregateSpec,
     ConnectSpec,
     Edge,
+    ExpandSpec,
     FilterSpec,
     ForwardPartitioning,
+    GenerateSpec,
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
@@ -102,6 +107,10 @@ def operator_name(operator: OperatorSpec) -> str:
             return "Watermark"
         case ConnectSpec():
             return "Connect"
+        case GenerateSpec(exploded_as=exploded_as):
+            return f"Generate({exploded_as.value})"
+        case ExpandSpec():
+            return "Expand"
         case _:
             assert_never(operator)
 
@@ -150,6 +159,11 @@ class _Builder:
                 return self._append(child, MapInArrowSpec(function, name, schema))
             case EventTimeWatermark(child=child, column=column, delay_ms=delay_ms, schema=schema):
                 return self._append(child, WatermarkSpec(column, delay_ms, schema))
+            case Generate(child=child, schema=schema):
+                spec = GenerateSpec(node.collection, node.exploded_as, node.of_empty, node.kept, schema)
+                return self._append(child, spec)
+            case Expand(child=child, projections=projections, schema=schema):
+                return self._append(child, ExpandSpec(projections, schema))
             case Union(children=children, schema=schema):
                 return [chain for child in children for chain in self._renamed(child, schema)]
             case Repartition():
@@ -168,6 +182,9 @@ class _Builder:
 
     def cut(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema) -> _Chain:
         """Closes the chains with edges to a new one."""
+        if isinstance(partitioning, HashPartitioning):
+            for key in _keys(schema, partitioning):
+                check_key_type(key.type)
         return _Chain(inputs=self.close_all(chains, partitioning, schema, input=FIRST_INPUT))
 
     def close_all(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema, *, input: int) -> list[_Input]:
@@ -278,7 +295,7 @@ def _details(operator: OperatorSpec) -> str:
         case AggregateSpec() | TransformWithStateSpec():
             keys = ", ".join(field.name for field in list(operator.input_schema)[: operator.key_count])
             return f"by [{keys}] {_fields(operator.schema)}"
-        case ProjectSpec() | FilterSpec() | MapInArrowSpec():
+        case ProjectSpec() | FilterSpec() | MapInArrowSpec() | GenerateSpec() | ExpandSpec():
             return _fields(operator.schema)
         case WatermarkSpec():
             column = operator.schema.field(operator.column).name
@@ -304,6 +321,10 @@ def _state_shape(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec():
             return "MapInArrow"
+        case GenerateSpec():
+            return "Generate"
+        case ExpandSpec():
+            return "Expand"
         case WatermarkSpec():
             return "Watermark"
         case ConnectSpec():

@@ -115,8 +115,54 @@ class Repartition:
     schema: pa.Schema
 
 
+class ExplodedAs(Enum):
+    """What stands for an element of an array or a map; a map's element is a key and a value."""
+
+    VALUE = "explode"
+    POSITION_AND_VALUE = "posexplode"
+    FIELDS = "inline"  # of an array of structs
+
+
+class EmptyCollections(Enum):
+    """What a row with an empty or null collection gives."""
+
+    NO_ROW = "no row"
+    ONE_ROW = "one row"  # with nulls for the element
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Each row once for every element of `collection`: the columns at `kept`, then those of the element."""
+
+    child: "Node"
+    collection: Expression
+    exploded_as: ExplodedAs
+    of_empty: EmptyCollections
+    kept: tuple[int, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Each row once for every projection."""
+
+    child: "Node"
+    projections: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
+
+
 Node: TypeAlias = (
-    Scan | Project | Filter | MapInArrow | Aggregate | TransformWithState | EventTimeWatermark | Union | Repartition
+    Scan
+    | Project
+    | Filter
+    | MapInArrow
+    | Aggregate
+    | TransformWithState
+    | EventTimeWatermark
+    | Union
+    | Repartition
+    | Generate
+    | Expand
 )
 
 

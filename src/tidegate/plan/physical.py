@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import AggregateCall, Scan, Sink
+from tidegate.plan.nodes import AggregateCall, EmptyCollections, ExplodedAs, Scan, Sink
 from tidegate.protocol.rescale import EdgeKind, EdgeShape
 
 
@@ -91,8 +91,31 @@ class ConnectSpec:
     time_mode: TimeMode = TimeMode.NONE
 
 
+@dataclass(frozen=True, slots=True)
+class GenerateSpec:
+    collection: Expression
+    exploded_as: ExplodedAs
+    of_empty: EmptyCollections
+    kept: tuple[int, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandSpec:
+    projections: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
+
+
 OperatorSpec: TypeAlias = (
-    ProjectSpec | FilterSpec | MapInArrowSpec | AggregateSpec | TransformWithStateSpec | WatermarkSpec | ConnectSpec
+    ProjectSpec
+    | FilterSpec
+    | MapInArrowSpec
+    | AggregateSpec
+    | TransformWithStateSpec
+    | WatermarkSpec
+    | ConnectSpec
+    | GenerateSpec
+    | ExpandSpec
 )
 
 

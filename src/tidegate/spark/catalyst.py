@@ -17,6 +17,7 @@ from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPl
 from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import (
     EventTimeWatermark,
+    Expand,
     Filter,
     MapInArrow,
     Node,
@@ -28,6 +29,7 @@ from tidegate.plan.nodes import (
 )
 from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_expressions import Scope, read_expression
+from tidegate.spark.catalyst_generators import kept_columns, read_generate, read_projections
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
 from tidegate.spark.types import to_arrow_type
@@ -49,7 +51,6 @@ _ADVICE: Mapping[str, str] = {
     "MapInPandas": "use mapInArrow",
     "BatchEvalPython": "call the Python function in mapInArrow",
     "ArrowEvalPython": "call the Python function in mapInArrow",
-    "Generate": "explode inside mapInArrow",
     "FlatMapGroupsInPandasWithState": "use transformWithState with a ValueState",
     "LocalRelation": "the query can have no rows, or reads a fixed table, so there is no stream to run",
     "GlobalLimit": "remove limit",
@@ -186,6 +187,21 @@ def _read_watermark(tree: PlanTree) -> Read:
     return Read(EventTimeWatermark(child.node, column.index, delay_ms, child.node.schema), child.ids)
 
 
+def _read_generate(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    attributes = tree.expressions("generatorOutput")
+    kept = kept_columns(tree, len(child.ids))
+    node = read_generate(tree, child.node, child.scope(), kept, _attribute_schema(attributes))
+    return Read(node, [*(child.ids[index] for index in kept), *_ids(attributes)])
+
+
+def _read_expand(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    attributes = tree.expressions("output")
+    node = Expand(child.node, read_projections(tree, child.scope()), _attribute_schema(attributes))
+    return Read(node, _ids(attributes))
+
+
 def _read_union(tree: PlanTree) -> Read:
     children = [_read(child) for child in tree.children]
     first = children[0]
@@ -227,7 +243,9 @@ def _read_transform_with_state(tree: PlanTree) -> Read:
     if key_count == 0:
         raise UnsupportedPlan("Tidegate does not run Spark's TransformWithStateInPySpark without keys: use groupBy.")
     _check_state_keys(child, key_count)
+    _require_flat(tree, child.node.schema)
     attributes = tree.expressions("outputAttrs")
+    _require_flat(tree, _attribute_schema(attributes))
     node = TransformWithState(child.node, key_count, _command(tree), _attribute_schema(attributes))
     check_processor(node.processor)
     return Read(node, _ids(attributes))
@@ -256,6 +274,16 @@ def _check_state_keys(child: Read, key_count: int) -> None:
             raise UnsupportedPlan(
                 f"Tidegate does not run transformWithState grouped by {key.name!r}, a floating point number: "
                 f"cast it to a long, a decimal or a string."
+            )
+
+
+def _require_flat(tree: PlanTree, schema: pa.Schema) -> None:
+    """Rows of user code hold plain values: a struct there would have to be a Row, a map a dict."""
+    for field in schema:
+        if pa.types.is_nested(field.type) or pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
+            raise UnsupportedPlan(
+                f"Tidegate does not run Spark's {tree.name} with column {field.name!r} of type {field.type}: "
+                f"select its parts as columns of their own before, or use mapInArrow."
             )
 
 
@@ -308,6 +336,8 @@ _READERS: Mapping[str, Callable[[PlanTree], Read]] = {
     "Filter": _read_filter,
     "MapInArrow": _read_map_in_arrow,
     "EventTimeWatermark": _read_watermark,
+    "Generate": _read_generate,
+    "Expand": _read_expand,
     "Union": _read_union,
     "Repartition": _read_repartition,
     "RepartitionByExpression": _read_repartition_by_expression,
