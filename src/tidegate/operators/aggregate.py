@@ -42,7 +42,9 @@ class AggregateOperator:
         calls = [pa.field(f"call_{index}", call.type) for index, call in enumerate(spec.calls)]
         self._row_schema = pa.schema([*keys, *calls])
         self._project = compile_projection(spec.results, spec.schema)
-        self._expiry = Expiry() if spec.event_time is not None else None
+        # In complete mode every group stays, and no row is late.
+        is_finite = spec.event_time is not None and spec.mode is not OutputMode.COMPLETE
+        self._expiry = Expiry() if is_finite else None
         self._dirty: GrowingArray[np.bool_] = GrowingArray(np.bool_)
         self._has_dirty = False
         self._due: Slots | None = None

@@ -271,6 +271,8 @@ class _Sessions:
     def _chain(self, keys: Slots, slots: Slots) -> None:
         """These are all sessions of these keys."""
         self._first_of_key.used[keys] = _NONE
+        if len(slots) == 0:
+            return
         ordered = slots[np.argsort(self.keys.used[slots], kind="stable")]
         owners = self.keys.used[ordered]
         is_last = np.append(owners[1:] != owners[:-1], True)

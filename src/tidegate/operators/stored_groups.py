@@ -1,4 +1,4 @@
-"""Groups in a snapshot: keys and running values by column, each row with its key group, in sections of bounded size."""
+"""Groups in a snapshot: keys and running values by column, each row with its key group, in bounded sections."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -129,10 +129,21 @@ def as_large_binary(column: pa.Array) -> pa.Array:
 def _hash_column(column: pa.Array) -> Hashes:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    hashes = _hash_bytes(column) if is_variable_width(column.type) else _hash_fixed(fixed_values_of(column))
+    if pa.types.is_struct(column.type):
+        hashes = _hash_struct(column)
+    else:
+        hashes = _hash_bytes(column) if is_variable_width(column.type) else _hash_fixed(fixed_values_of(column))
     valid = validity_of(column)
     if valid is not None:
         hashes[~valid] = _NULL_HASH
+    return hashes
+
+
+def _hash_struct(column: pa.Array) -> Hashes:
+    """As the hash of its fields beside one another."""
+    hashes = np.zeros(len(column), dtype=np.uint64)
+    for child in column.flatten():
+        hashes = _mix(hashes * _GOLDEN + _hash_column(child))
     return hashes
 
 

@@ -123,7 +123,7 @@ class EventTime:
 class Aggregate:
     """Groups by `keys` (over the child's columns), computes `calls`; `results` are over the row [keys..., calls...].
 
-    `event_time`: None if no key has a watermark, and in a mode in which no group is ever finished.
+    `event_time`: None if no key has a watermark or is a session.
     """
 
     child: "Node"
@@ -131,7 +131,6 @@ class Aggregate:
     calls: tuple[AggregateCall, ...]
     results: tuple[Expression, ...]
     schema: pa.Schema
-    mode: OutputMode = OutputMode.UPDATE
     event_time: EventTime | None = None
 
 
@@ -192,4 +191,4 @@ class Sink:
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
-    mode: OutputMode = OutputMode.APPEND
+    mode: OutputMode = OutputMode.UPDATE

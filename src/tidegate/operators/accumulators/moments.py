@@ -102,7 +102,9 @@ class Covariance(FixedColumns):
                 case AggregateFunction.COVAR_SAMP:
                     values, is_undefined = products / (count - 1.0), count == 1.0
                 case _:
-                    values, is_undefined = products / np.sqrt(squares_x * squares_y), count == 1.0
+                    scale = np.sqrt(squares_x * squares_y)
+                    # Spark divides as SQL does: by 0 it is null.
+                    values, is_undefined = products / scale, (count == 1.0) | (scale == 0.0)
         return _shown(values, count, is_undefined)
 
     def _merge_in(self, slots: Slots, added: Sequence[Doubles]) -> None:

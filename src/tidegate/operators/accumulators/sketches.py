@@ -15,6 +15,8 @@ from tidegate.plan.nodes import SketchTables
 
 # How many neighbours of a raw estimate its bias is averaged over.
 _NEIGHBOURS = 6
+# Spark's 1.0 / (1 << run) is a shift of 32 bits, which begins anew at 32 and is negative at 31.
+_INVERSE_POWERS = 1.0 / (np.int32(1) << (np.arange(65, dtype=np.int32) % 32)).astype(np.float64)
 
 
 class DistinctSketch:
@@ -89,7 +91,7 @@ def _leading_zeros(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
 
 def _estimates(counters: npt.NDArray[np.uint8], tables: SketchTables) -> npt.NDArray[np.float64]:
     count = counters.shape[1]
-    inverse = np.ldexp(1.0, -counters.astype(np.int32)).sum(axis=1)
+    inverse = _INVERSE_POWERS[counters].sum(axis=1)
     empty = (counters == 0).sum(axis=1)
     raw = _alpha(count) * count * count / inverse
     corrected = np.where(raw < 5.0 * count, raw - _biases(raw, tables), raw)
@@ -126,5 +128,7 @@ def _biases(raw: npt.NDArray[np.float64], tables: SketchTables) -> npt.NDArray[n
         low, high = low + moves, high + moves
     total = np.zeros(len(raw))
     for place in range(_NEIGHBOURS):
-        total += biases[low + place]
-    return total / _NEIGHBOURS
+        inside = low + place < high
+        total += np.where(inside, biases[np.minimum(low + place, len(biases) - 1)], 0.0)
+    mean: npt.NDArray[np.float64] = total / (high - low)
+    return mean
