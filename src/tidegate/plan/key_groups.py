@@ -129,22 +129,44 @@ def as_large_binary(column: pa.Array) -> pa.Array:
 def _hash_column(column: pa.Array) -> Hashes:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_struct(column.type):
-        hashes = _hash_struct(column)
-    else:
-        hashes = _hash_bytes(column) if is_variable_width(column.type) else _hash_fixed(fixed_values_of(column))
+    hashes = _hash_values(column)
     valid = validity_of(column)
     if valid is not None:
         hashes[~valid] = _NULL_HASH
     return hashes
 
 
+def _hash_values(column: pa.Array) -> Hashes:
+    """Under a null is anything."""
+    if is_variable_width(column.type):
+        return _hash_bytes(column)
+    if pa.types.is_struct(column.type):
+        return _hash_struct(column)
+    if pa.types.is_list(column.type):
+        return _hash_lists(column)
+    return _hash_fixed(fixed_values_of(column))
+
+
 def _hash_struct(column: pa.Array) -> Hashes:
-    """As the hash of its fields beside one another."""
+    """As if its fields were key columns, and unlike a single one of them."""
     hashes = np.zeros(len(column), dtype=np.uint64)
-    for child in column.flatten():
-        hashes = _mix(hashes * _GOLDEN + _hash_column(child))
+    for index in range(column.type.num_fields):
+        hashes = _mix(hashes * _GOLDEN + _hash_column(column.field(index)))
     return hashes
+
+
+def _hash_lists(column: pa.Array) -> Hashes:
+    """Sums the hashes of the elements, each weighted by its position, then mixes in the length."""
+    if len(column) == 0:
+        return np.zeros(0, dtype=np.uint64)
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    first, lengths = int(offsets[0]), np.diff(offsets).astype(np.int64)
+    elements = _hash_column(column.values.slice(first, int(offsets[-1]) - first))
+    within = np.arange(len(elements)) - np.repeat(offsets[:-1] - first, lengths)
+    terms = _mix(elements) * _position_weights(max(1, int(lengths.max())))[within]
+    running = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms)])
+    sums = running[offsets[1:] - first] - running[offsets[:-1] - first]
+    return _mix(sums + lengths.view(np.uint64) * _GOLDEN)
 
 
 def _hash_fixed(values: npt.NDArray[Any]) -> Hashes:
