@@ -113,7 +113,7 @@ def accumulator_of(call: AggregateCall) -> Accumulator:
         case AggregateFunction.LAST | AggregateFunction.LAST_NON_NULL:
             return LastValue(kind, ignores_nulls=function is AggregateFunction.LAST_NON_NULL)
         case AggregateFunction.COLLECT_LIST | AggregateFunction.COLLECT_LIST_WITH_NULLS:
-            return CollectedList(call.arguments[0].type, ignores_nulls=function is AggregateFunction.COLLECT_LIST)
+            return CollectedList(kind, ignores_nulls=function is AggregateFunction.COLLECT_LIST)
         case AggregateFunction.COLLECT_SET | AggregateFunction.COLLECT_SET_WITH_NULLS:
             return _set(call)
         case AggregateFunction.BIT_AND:
@@ -172,7 +172,7 @@ def _set(call: AggregateCall) -> Accumulator:
     kind = call.arguments[0].type
     if pa.types.is_floating(kind) or pa.types.is_nested(kind):
         raise _unsupported(call, kind)
-    return CollectedSet(kind, ignores_nulls=call.function is AggregateFunction.COLLECT_SET)
+    return CollectedSet(call.type, ignores_nulls=call.function is AggregateFunction.COLLECT_SET)
 
 
 def _unsupported(call: AggregateCall, kind: pa.DataType) -> UnsupportedPlan:

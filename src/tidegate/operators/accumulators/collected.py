@@ -20,8 +20,9 @@ _MAX_LIST_VALUES = (1 << 31) - 1  # offsets of a Spark array in Arrow have 32 bi
 class CollectedList:
     """All values in one log, each with the slot it belongs to; in a group they keep the order in which they came."""
 
-    def __init__(self, kind: pa.DataType, *, ignores_nulls: bool) -> None:
-        self._values = ValueLog(kind)
+    def __init__(self, kind: pa.ListType, *, ignores_nulls: bool) -> None:
+        self._kind = kind
+        self._values = ValueLog(kind.value_type)
         self._owners: GrowingArray[np.int64] = GrowingArray(np.int64)  # slots from 1; 0 is nobody's
         self._ignores_nulls = ignores_nulls
         self._slot_count = 0
@@ -29,7 +30,7 @@ class CollectedList:
 
     @property
     def stored_types(self) -> tuple[pa.DataType, ...]:
-        return (pa.list_(self._values.kind),)
+        return (self._kind,)
 
     def grow_to(self, slot_count: int) -> None:
         self._slot_count = slot_count
@@ -66,7 +67,7 @@ class CollectedList:
 
     def freeze(self) -> Frozen:
         owners, read = self._owners.used.copy(), self._values.reader()
-        kind, slot_count = self._values.kind, self._slot_count
+        kind, slot_count = self._kind, self._slot_count
         return lambda part: [
             _lists(owners, np.arange(part.start, part.stop), slot_count, lambda rows: read(rows, None), kind)
         ]
@@ -80,7 +81,7 @@ class CollectedList:
         self._owners.append(np.repeat(slots + 1, lengths))
 
     def results(self, slots: Slots) -> pa.Array:
-        return _lists(self._owners.used, slots, self._slot_count, self._values.take, self._values.kind)
+        return _lists(self._owners.used, slots, self._slot_count, self._values.take, self._kind)
 
     def size_bytes(self) -> int:
         return self._owners.used.nbytes + self._values.size_bytes()
@@ -94,9 +95,9 @@ class CollectedList:
 class CollectedSet:
     """Pairs of slot and value, each once. Spark promises no order of them."""
 
-    def __init__(self, kind: pa.DataType, *, ignores_nulls: bool) -> None:
+    def __init__(self, kind: pa.ListType, *, ignores_nulls: bool) -> None:
         self._kind = kind
-        self._pairs = KeyIndex([pa.int64(), kind])
+        self._pairs = KeyIndex([pa.int64(), kind.value_type])
         self._owners: GrowingArray[np.int64] = GrowingArray(np.int64)
         self._ignores_nulls = ignores_nulls
         self._slot_count = 0
@@ -104,7 +105,7 @@ class CollectedSet:
 
     @property
     def stored_types(self) -> tuple[pa.DataType, ...]:
-        return (pa.list_(self._kind),)
+        return (self._kind,)
 
     def grow_to(self, slot_count: int) -> None:
         self._slot_count = slot_count
@@ -174,7 +175,7 @@ class CollectedSet:
         owners = np.append(places, _NOBODY)[self._owners.used]
         entries = np.flatnonzero(owners != _NOBODY)
         values = self._pairs.gather(entries)[1]
-        self._pairs = KeyIndex([pa.int64(), self._kind])
+        self._pairs = KeyIndex([pa.int64(), self._kind.value_type])
         self._owners = GrowingArray(np.int64)
         self._dead = 0
         if len(entries):
@@ -198,4 +199,4 @@ def _lists(
     offsets = np.zeros(len(slots) + 1, dtype=np.int32)
     np.cumsum(np.bincount(at[order] - 1, minlength=len(slots)), out=offsets[1:])
     values = take(order)
-    return pa.Array.from_buffers(pa.list_(kind), len(slots), [None, pa.py_buffer(offsets)], children=[values])
+    return pa.Array.from_buffers(kind, len(slots), [None, pa.py_buffer(offsets)], children=[values])
