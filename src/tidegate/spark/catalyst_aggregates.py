@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tidegate.operators.columnar import KeyIndex
 from tidegate.plan.expressions import Call, Column, Expression
 from tidegate.plan.nodes import Aggregate, AggregateCall, EventTime, EventTimeKey, Node
 from tidegate.spark.catalyst_calls import read_call, read_small_decimal_sum
@@ -33,6 +34,7 @@ def read_aggregate(
 ) -> ReadAggregate:
     keys = sorted(keys, key=_is_session)  # the session last, the others as they are
     key_expressions = tuple(_read_key(key, scope) for key in keys)
+    KeyIndex([key.type for key in key_expressions])  # refuses types that it cannot compare
     results = _Results(scope, {canonical(key): index for index, key in enumerate(keys)}, key_expressions)
     read = tuple(read_expression(output, results.empty_scope, results.substitute) for output in outputs)
     return ReadAggregate(child, key_expressions, tuple(results.calls), read, _event_time(keys))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
+from tidegate.operators.accumulators.build import accumulator_of
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
 from tidegate.plan.nodes import AggregateCall, AggregateFunction
 from tidegate.spark.catalyst_expressions import Scope, evaluation_is_ansi, read_expression
@@ -54,6 +55,7 @@ def read_call(tree: ExpressionTree, scope: Scope) -> AggregateCall:
     if tree.fields["isDistinct"]:
         raise UnsupportedPlan(f"Tidegate does not run `{tree.sql()}`: remove DISTINCT.")
     call = _read_function(tree.children[0], scope)
+    accumulator_of(call)  # refuses types that it cannot take
     if len(tree.children) == 1:
         return call
     condition = read_expression(tree.children[1], scope)
