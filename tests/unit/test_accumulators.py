@@ -14,7 +14,8 @@ import pytest
 from tidegate.model.errors import UserCodeFailure
 from tidegate.operators.accumulators.build import accumulator_of
 from tidegate.operators.accumulators.contract import Accumulator
-from tidegate.plan.expressions import Column
+from tidegate.plan.expressions import Call, Column
+from tidegate.plan.kernels import compile_expression
 from tidegate.plan.nodes import AggregateCall, AggregateFunction
 
 F = AggregateFunction
@@ -279,3 +280,11 @@ def accumulator_with(function: AggregateFunction, rows: list[tuple[Any, ...]]) -
     accumulator = accumulator_of(call)
     add(accumulator, call, [(0, row) for row in rows], 1)
     return accumulator
+
+
+def test_the_digits_of_a_decimal_are_a_long() -> None:
+    kind = pa.decimal128(7, 2)
+    column = pa.array([Decimal("1.50"), None, Decimal("-99999.99"), Decimal("0.01")], kind)
+    rows = pa.RecordBatch.from_arrays([column.slice(1)], names=["d"])
+    run = compile_expression(Call("UnscaledValue", (Column(0, "d", kind),), pa.int64(), ansi=False))
+    assert run(rows).to_pylist() == [None, -9999999, 1]

@@ -15,6 +15,7 @@ from tidegate.plan.nodes import SketchTables
 
 # How many neighbours of a raw estimate its bias is averaged over.
 _NEIGHBOURS = 6
+_FEW_PER_REGISTER = 2.5
 # Spark's 1.0 / (1 << run) is a shift of 32 bits, which begins anew at 32 and is negative at 31.
 _INVERSE_POWERS = 1.0 / (np.int32(1) << (np.arange(65, dtype=np.int32) % 32)).astype(np.float64)
 
@@ -98,7 +99,8 @@ def _estimates(counters: npt.NDArray[np.uint8], tables: SketchTables) -> npt.NDA
     with np.errstate(divide="ignore"):
         linear = count * np.log(count / empty)
     # Few values: counting the empty registers is more exact.
-    chosen: npt.NDArray[np.float64] = np.where((empty > 0) & (linear <= tables.threshold), linear, corrected)
+    are_few = (linear <= tables.threshold) | (raw <= _FEW_PER_REGISTER * count)
+    chosen: npt.NDArray[np.float64] = np.where((empty > 0) & are_few, linear, corrected)
     return chosen
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
-from tidegate.plan.kernels import arithmetic, comparison, logic, strings
+from tidegate.plan.kernels import arithmetic, comparison, logic, strings, unscaled
 from tidegate.plan.kernels.casts import build_cast
 from tidegate.plan.kernels.constants import constant
 from tidegate.plan.kernels.values import Kernel, as_array
@@ -23,6 +23,7 @@ _BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **comparison.BUILDERS,
     **logic.BUILDERS,
     **strings.BUILDERS,
+    **unscaled.BUILDERS,
 }
 # Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
 _NULL_INTOLERANT = (frozenset(arithmetic.BUILDERS) - {"Greatest", "Least", "NormalizeNaNAndZero"}) | (
