@@ -21,7 +21,7 @@ from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import OptionError, TidegateError
 from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
-from tidegate.plan.nodes import Node, Sink
+from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.spark.catalyst import check_output_mode, read_plan
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
@@ -38,6 +38,8 @@ from tidegate.worker.settings import SlotSettings
 
 # Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
 _PASSING_SINKS = ("memory", "console", "noop")
+# Sinks that can show all groups anew each time.
+_REPLACING_SINKS = ("memory", "console", "noop")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -75,7 +77,7 @@ class DataStreamWriter:
 
     def outputMode(self, outputMode: str) -> "DataStreamWriter":
         if not isinstance(outputMode, str):
-            raise OptionError(f"The output mode is {outputMode!r}: write append or update.")
+            raise OptionError(f"The output mode is {outputMode!r}: write append, update or complete.")
         self._output_mode = outputMode.strip().lower()
         return self
 
@@ -194,7 +196,12 @@ class DataStreamWriter:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
         if self._format.lower() == "memory" and self._query_name:
             sink_options["queryName"] = self._query_name
-        sink = Sink(self._format.lower(), sink_options, root.schema)
+        sink = Sink(self._format.lower(), sink_options, root.schema, OutputMode(self._output_mode))
+        if sink.mode is OutputMode.COMPLETE and sink.format not in _REPLACING_SINKS:
+            raise OptionError(
+                f"The {sink.format} sink does not support output mode complete, as in Spark: "
+                f"use {', '.join(_REPLACING_SINKS)}, or outputMode('update')."
+            )
         open_sink(sink)
         return root, own, sink
 

@@ -46,7 +46,7 @@ _ADVICE: Mapping[str, str] = {
     "Join": "join with a fixed table inside mapInArrow, or join before the stream is written to its source",
     "Deduplicate": "keep the keys seen in a ValueState of transformWithState",
     "DeduplicateWithinWatermark": "keep the keys seen in a ValueState of transformWithState",
-    "Window": "use groupBy with count or sum, or transformWithState",
+    "Window": "use groupBy with an aggregate function, or transformWithState",
     "UpdateEventTimeWatermarkColumn": "remove eventTimeColumnName",
     "MapInPandas": "use mapInArrow",
     "BatchEvalPython": "call the Python function in mapInArrow",
@@ -57,7 +57,7 @@ _ADVICE: Mapping[str, str] = {
     "LocalLimit": "remove limit",
     "Sort": "remove orderBy; a stream has no end to sort before",
 }
-_SUPPORTED = "supported are select, where, groupBy with count and sum, mapInArrow and transformWithState"
+_SUPPORTED = "supported are select, where, groupBy with aggregate functions, mapInArrow and transformWithState"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
     _require_classic(df)
     mode = output_mode.lower()
     if mode not in _OUTPUT_MODES:
-        raise OptionError(f"Output mode {output_mode!r} does not exist: use append or update.")
+        raise OptionError(f"Output mode {output_mode!r} does not exist: use append, update or complete.")
     from pyspark.errors import AnalysisException
 
     jvm: Any = df.sparkSession._jvm
@@ -104,8 +104,6 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
         checker.checkForStreaming(df._jdf.queryExecution().analyzed(), spark_mode)
     except AnalysisException as refusal:
         raise UnsupportedPlan(_sparks_sentence(refusal, mode)) from None
-    if mode == "complete":
-        raise UnsupportedPlan("Output mode complete is not available: use update, which emits the changed groups.")
 
 
 def _sparks_sentence(refusal: Exception, mode: str) -> str:
@@ -227,9 +225,9 @@ def _read_repartition_by_expression(tree: PlanTree) -> Read:
 
 def _read_aggregate(tree: PlanTree) -> Read:
     keys = tree.expressions("groupingExpressions")
-    if not keys:
-        raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
-    child = _read(tree.children[0])
+    below = tree.children[0]
+    # Rows that are only counted: Spark drops all columns, which changes nothing about how many there are.
+    child = _read(below.children[0] if below.name == "Project" and not below.fields["projectList"] else below)
     outputs = tree.expressions("aggregateExpressions")
     read = read_aggregate(child.node, child.scope(), keys=keys, outputs=outputs)
     return Read(read(_named_schema(outputs, read.results)), _ids(outputs))

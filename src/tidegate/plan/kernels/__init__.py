@@ -11,7 +11,17 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal
-from tidegate.plan.kernels import arithmetic, array_making, arrays, comparison, lambdas, logic, nested, strings
+from tidegate.plan.kernels import (
+    arithmetic,
+    array_making,
+    arrays,
+    comparison,
+    lambdas,
+    logic,
+    nested,
+    strings,
+    unscaled,
+)
 from tidegate.plan.kernels.casts import build_cast
 from tidegate.plan.kernels.constants import constant
 from tidegate.plan.kernels.generators import RowMaker, expand_rows, explode_rows
@@ -36,6 +46,7 @@ _BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **nested.BUILDERS,
     **arrays.BUILDERS,
     **array_making.BUILDERS,
+    **unscaled.BUILDERS,
 }
 # Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
 _NULL_INTOLERANT = (
