@@ -1,14 +1,24 @@
 """What the slots run: vertices of chained operators, joined by edges. Built from nodes by `lower`."""
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import AggregateCall, EmptyCollections, ExplodedAs, Scan, Sink
+from tidegate.plan.nodes import (
+    AggregateCall,
+    EmptyCollections,
+    ExplodedAs,
+    InitialState,
+    RightSide,
+    RowStyle,
+    Scan,
+    Sink,
+    TimeMode,
+    UdfShape,
+)
 from tidegate.protocol.rescale import EdgeKind, EdgeShape
 
 
@@ -29,6 +39,27 @@ class MapInArrowSpec:
     function: bytes
     function_name: str
     schema: pa.Schema
+    method: str = "mapInArrow"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPythonSpec:
+    """Its input's columns and `result_count` more."""
+
+    functions: bytes
+    function_name: str
+    shape: UdfShape
+    arguments: tuple[Expression, ...]
+    result_count: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeColumnSpec:
+    """Rows pass through; one before the watermark is the user's mistake."""
+
+    column: int
+    schema: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +73,6 @@ class AggregateSpec:
     schema: pa.Schema
 
 
-class TimeMode(Enum):
-    """Which timers a processor may register."""
-
-    NONE = "none"
-    PROCESSING_TIME = "processing_time"
-    EVENT_TIME = "event_time"
-
-
 @dataclass(frozen=True, slots=True)
 class TransformWithStateSpec:
     """Keyed by the first `key_count` columns of its input; the rest are the user's row."""
@@ -59,6 +82,10 @@ class TransformWithStateSpec:
     input_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    event_column: int | None = None
+    time_zone: str | None = None
+    style: RowStyle = RowStyle.ROWS
+    initial: InitialState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +95,6 @@ class WatermarkSpec:
     column: int
     delay_ms: int
     schema: pa.Schema
-
-
-class RightSide(Enum):
-    """How the second input of a connected operator reaches it."""
-
-    KEYED = "keyed"  # by the same key as the first: both share the key's state
-    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +109,7 @@ class ConnectSpec:
     right_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    time_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +131,10 @@ OperatorSpec: TypeAlias = (
     ProjectSpec
     | FilterSpec
     | MapInArrowSpec
+    | EvalPythonSpec
     | AggregateSpec
     | TransformWithStateSpec
+    | EventTimeColumnSpec
     | WatermarkSpec
     | ConnectSpec
     | GenerateSpec
