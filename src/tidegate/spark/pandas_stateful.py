@@ -17,7 +17,7 @@ from tidegate.operators.contract import ProcessorHandle, Times
 from tidegate.spark.commands import Command, open_function, schema_detail
 from tidegate.spark.stateful import NO_TIME, TIME_MODE, known_schemas, stateful_processor, timer_values
 from tidegate.spark.typed_states import Fields, TypedHandle
-from tidegate.spark.zones import in_zone
+from tidegate.spark.zoned_batches import in_zone
 
 KEY_POSITIONS = "keyPositions"
 INITIAL_KEY_POSITIONS = "initialKeyPositions"

@@ -15,7 +15,7 @@ from pyspark.util import PythonEvalType
 from tidegate.spark.commands import Command, decode_command, missing_module, register_broadcasts, schema_detail
 from tidegate.spark.external_types import to_stored
 from tidegate.spark.types import to_arrow_schema
-from tidegate.spark.zones import in_zone
+from tidegate.spark.zoned_batches import in_zone
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 

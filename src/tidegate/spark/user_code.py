@@ -8,7 +8,7 @@ from pyspark.util import PythonEvalType
 from tidegate.operators.contract import ConnectProcessor, UserProcessor
 from tidegate.spark.commands import decode_command, open_function
 from tidegate.spark.stateful import RowProcessor
-from tidegate.spark.zones import in_zone
+from tidegate.spark.zoned_batches import in_zone
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
