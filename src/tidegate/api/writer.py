@@ -16,6 +16,14 @@ from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.api.savepoints import SavepointPlace
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_sink, open_source
+from tidegate.connectors.staged_sink import (
+    FOREACH,
+    FOREACH_BATCH,
+    EpochFunction,
+    StagedSink,
+    call_for_epochs,
+    call_no_more,
+)
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import OptionError, TidegateError
@@ -24,6 +32,7 @@ from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.spark.catalyst import check_output_mode, read_plan
+from tidegate.spark.epochs import foreach, foreach_batch
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
 from tidegate.spark.session import (
     SessionFacts,
@@ -37,7 +46,8 @@ from tidegate.storage.store import local_path, open_store
 from tidegate.worker.settings import SlotSettings
 
 # Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
-_PASSING_SINKS = ("memory", "console", "noop")
+_PASSING_SINKS = ("memory", "console", "noop", FOREACH, FOREACH_BATCH)
+_STAGED_SINKS = (FOREACH, FOREACH_BATCH)
 _LOOPBACK = "127.0.0.1"
 
 
@@ -50,6 +60,7 @@ class DataStreamWriter:
     def __init__(self, df: DataFrame) -> None:
         self._df = df
         self._format: str | None = None
+        self._epoch_function: EpochFunction | None = None
         self._options: dict[str, str] = {}
         self._output_mode = "append"
         self._query_name: str | None = None
@@ -58,7 +69,7 @@ class DataStreamWriter:
     # -- PySpark's words
 
     def format(self, source: str) -> "DataStreamWriter":
-        self._format = source
+        self._format, self._epoch_function = source, None
         return self
 
     def option(self, key: str, value: Any) -> "DataStreamWriter":
@@ -112,10 +123,14 @@ class DataStreamWriter:
         self._refuse("partitionBy", "write without it, and partition when you read or compact")
 
     def foreach(self, f: Any) -> "DataStreamWriter":
-        self._refuse("foreach", "use mapInArrow before the sink, or the parquet sink")
+        """Calls `f` for every row of each committed epoch, in Spark tasks."""
+        self._format, self._epoch_function = FOREACH, foreach(self._df, f)
+        return self
 
     def foreachBatch(self, func: Any) -> "DataStreamWriter":
-        self._refuse("foreachBatch", "use the parquet sink and read its folder")
+        """Calls `func(df, batch_id)` for each committed epoch that has rows."""
+        self._format, self._epoch_function = FOREACH_BATCH, foreach_batch(self._df, func)
+        return self
 
     def toTable(self, tableName: str, *args: Any, **kwargs: Any) -> StreamingQuery:
         self._refuse("toTable", "use .format('parquet').start(path)")
@@ -152,11 +167,16 @@ class DataStreamWriter:
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
         claim: SlotClaim | None = None
         location, is_passing = self._location(query_options, sink)
-        absent = missing_folders([location, path_option(sink.options.items()) or location, restore_from or location])
+        sink = _settled(sink, location)
+        staging = _staging_folder(sink)
+        written = path_option(sink.options.items()) or location
+        absent = missing_folders([location, written, restore_from or location, str(staging or location)])
         try:
-            sink = _settled(sink, location)
             self._refuse_taken(location, name)
-            claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
+            if staging is not None and self._epoch_function is not None:
+                call_for_epochs(staging, self._epoch_function)
+            spare = 1 if sink.format in _STAGED_SINKS else 0
+            claim = claim_slots(spark, query=name, wanted=query_options.parallelism, spare=spare)
             return self._start(
                 root,
                 sink,
@@ -172,6 +192,8 @@ class DataStreamWriter:
         except BaseException:
             if claim is not None:
                 release_slots(claim)
+            if staging is not None:
+                call_no_more(staging)
             if is_passing:
                 shutil.rmtree(location, ignore_errors=True)
             remove_empty(absent)
@@ -194,7 +216,10 @@ class DataStreamWriter:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
         if self._format.lower() == "memory" and self._query_name:
             sink_options["queryName"] = self._query_name
-        sink = Sink(self._format.lower(), sink_options, root.schema)
+        if self._epoch_function is None and self._format.lower() in map(str.lower, _STAGED_SINKS):
+            raise OptionError(f"The format {self._format!r} needs a function: write .foreachBatch(f) or .foreach(f).")
+        name = self._format if self._format in _STAGED_SINKS else self._format.lower()
+        sink = Sink(name, sink_options, root.schema)
         open_sink(sink)
         return root, own, sink
 
@@ -254,6 +279,9 @@ class DataStreamWriter:
         launcher = SparkLauncher(spark, claim)
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
+        staging = _staging_folder(sink)
+        if staging is not None:
+            coordinator.on_finish(lambda: call_no_more(staging))
         if is_passing:
             coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
         coordinator.start()
@@ -315,6 +343,8 @@ class DataStreamWriter:
 
 def _settled(sink: Sink, location: str) -> Sink:
     """Options that must mean the same in every process: slots run in folders of their own."""
+    if sink.format in _STAGED_SINKS:
+        return dataclasses.replace(sink, options={**sink.options, "checkpointLocation": location})
     if sink.format != "parquet":
         return sink
     settled = dict(sink.options)
@@ -324,6 +354,11 @@ def _settled(sink: Sink, location: str) -> Sink:
     # Keeps this query's unfinished files apart from those of others that write to the same folder.
     settled["checkpointLocation"] = location
     return dataclasses.replace(sink, options=settled)
+
+
+def _staging_folder(sink: Sink) -> Path | None:
+    opened = open_sink(sink)
+    return opened.folder if isinstance(opened, StagedSink) else None
 
 
 def _session_options(spark: SparkSession) -> dict[str, str]:
