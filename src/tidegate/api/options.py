@@ -105,6 +105,12 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "pipeline.max-parallelism",
         ),
         OptionSpec(
+            "engine",
+            "tidegate",
+            _choice("tidegate", "microbatch"),
+            "microbatch hands the query to Structured Streaming unchanged",
+        ),
+        OptionSpec(
             "checkpoint.interval",
             "10s",
             _duration,
@@ -262,6 +268,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
+    engine: str
     checkpoint_location: str | None
     parallelism: int | None
     max_parallelism: int
@@ -313,6 +320,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
 
     guarantee = Guarantee(read("checkpoint.mode"))
     return QueryOptions(
+        engine=read("engine"),
         checkpoint_location=read("checkpointLocation"),
         parallelism=read("parallelism"),
         max_parallelism=read("maxParallelism"),

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -31,9 +31,10 @@ from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, Sink
 from tidegate.plan.physical import JobPlan
-from tidegate.spark.catalyst import check_output_mode, read_plan
+from tidegate.spark.catalyst import check_output_mode, read_plan, require_classic
 from tidegate.spark.epochs import foreach, foreach_batch
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
+from tidegate.spark.microbatch import WriterCalls, start_micro_batches
 from tidegate.spark.session import (
     SessionFacts,
     SlotClaim,
@@ -61,6 +62,7 @@ class DataStreamWriter:
         self._df = df
         self._format: str | None = None
         self._epoch_function: EpochFunction | None = None
+        self._calls = WriterCalls()
         self._options: dict[str, str] = {}
         self._output_mode = "append"
         self._query_name: str | None = None
@@ -70,6 +72,7 @@ class DataStreamWriter:
 
     def format(self, source: str) -> "DataStreamWriter":
         self._format, self._epoch_function = source, None
+        self._calls = dataclasses.replace(self._calls, format=source, foreach=None, foreach_batch=None)
         return self
 
     def option(self, key: str, value: Any) -> "DataStreamWriter":
@@ -88,12 +91,13 @@ class DataStreamWriter:
         if not isinstance(outputMode, str):
             raise OptionError(f"The output mode is {outputMode!r}: write append or update.")
         self._output_mode = outputMode.strip().lower()
+        self._calls.output_mode = self._output_mode
         return self
 
     def queryName(self, queryName: str) -> "DataStreamWriter":
         if not isinstance(queryName, str) or not queryName.strip():
             raise OptionError(f"The query name is {queryName!r}: write a text that is not empty.")
-        self._query_name = queryName
+        self._query_name = self._calls.query_name = queryName
         return self
 
     def trigger(
@@ -110,8 +114,10 @@ class DataStreamWriter:
             raise OptionError("trigger() takes just one of processingTime='10 seconds' and availableNow=True.")
         if availableNow:
             self._available_now = True
+            self._calls.trigger = {"availableNow": True}
         elif processingTime is not None:
             self.option("checkpoint.interval", processingTime)
+            self._calls.trigger = {"processingTime": processingTime}
         else:
             raise OptionError(
                 "Tidegate streams all the time, so it has the triggers processingTime (the checkpoint interval) and "
@@ -125,11 +131,13 @@ class DataStreamWriter:
     def foreach(self, f: Any) -> "DataStreamWriter":
         """Calls `f` for every row of each committed epoch, in Spark tasks."""
         self._format, self._epoch_function = FOREACH, foreach(self._df, f)
+        self._calls = dataclasses.replace(self._calls, format=None, foreach=f, foreach_batch=None)
         return self
 
     def foreachBatch(self, func: Any) -> "DataStreamWriter":
         """Calls `func(df, batch_id)` for each committed epoch that has rows."""
         self._format, self._epoch_function = FOREACH_BATCH, foreach_batch(self._df, func)
+        self._calls = dataclasses.replace(self._calls, format=None, foreach=None, foreach_batch=func)
         return self
 
     def toTable(self, tableName: str, *args: Any, **kwargs: Any) -> StreamingQuery:
@@ -159,10 +167,13 @@ class DataStreamWriter:
         if path is not None:
             self.option("path", path)
 
-        root, own, sink = self._read()
+        require_classic(self._df)
         spark = self._df.sparkSession
+        query_options = read_options(split_options(self._options)[0], _session_options(spark))
+        if query_options.engine == "microbatch":
+            return self._start_micro_batches()
+        root, _, sink = self._read()
         facts = check_session(spark)
-        query_options = read_options(own, _session_options(spark))
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
         claim: SlotClaim | None = None
@@ -198,6 +209,15 @@ class DataStreamWriter:
                 shutil.rmtree(location, ignore_errors=True)
             remove_empty(absent)
             raise
+
+    def _start_micro_batches(self) -> StreamingQuery:
+        own, options = split_options(self._options)
+        location = own.pop("checkpointlocation", None)
+        own.pop("engine", None)
+        if location is not None:
+            options["checkpointLocation"] = location
+        # PySpark's own query: it has all of ours that PySpark knows, and none of what Tidegate adds.
+        return cast(StreamingQuery, start_micro_batches(self._df, self._calls, options=options, left_out=own))
 
     def explain(self, extended: bool = False) -> None:
         """Spark's plan, what Tidegate runs of it and how."""
