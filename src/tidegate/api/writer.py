@@ -14,16 +14,10 @@ from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, spl
 from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
 from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.api.savepoints import SavepointPlace
+from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_sink, detach, staging_folder_of
 from tidegate.connectors.memory import read_memory_table
-from tidegate.connectors.registry import open_sink, open_source
-from tidegate.connectors.staged_sink import (
-    FOREACH,
-    FOREACH_BATCH,
-    EpochFunction,
-    StagedSink,
-    call_for_epochs,
-    call_no_more,
-)
+from tidegate.connectors.registry import open_source
+from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import OptionError, TidegateError
@@ -32,7 +26,7 @@ from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.spark.catalyst import check_output_mode, read_plan, require_classic
-from tidegate.spark.epochs import foreach, foreach_batch
+from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
 from tidegate.spark.microbatch import WriterCalls, start_micro_batches
 from tidegate.spark.session import (
@@ -48,7 +42,6 @@ from tidegate.worker.settings import SlotSettings
 
 # Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
 _PASSING_SINKS = ("memory", "console", "noop", FOREACH, FOREACH_BATCH)
-_STAGED_SINKS = (FOREACH, FOREACH_BATCH)
 _LOOPBACK = "127.0.0.1"
 
 
@@ -61,7 +54,7 @@ class DataStreamWriter:
     def __init__(self, df: DataFrame) -> None:
         self._df = df
         self._format: str | None = None
-        self._epoch_function: EpochFunction | None = None
+        self._epoch_function: ForeachBatch | Foreach | None = None
         self._calls = WriterCalls()
         self._options: dict[str, str] = {}
         self._output_mode = "append"
@@ -172,24 +165,23 @@ class DataStreamWriter:
         query_options = read_options(split_options(self._options)[0], _session_options(spark))
         if query_options.engine == "microbatch":
             return self._start_micro_batches()
-        root, _, sink = self._read()
+        chosen = self._read()
         facts = check_session(spark)
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
         claim: SlotClaim | None = None
-        location, is_passing = self._location(query_options, sink)
-        sink = _settled(sink, location)
-        staging = _staging_folder(sink)
-        written = path_option(sink.options.items()) or location
-        absent = missing_folders([location, written, restore_from or location, str(staging or location)])
+        is_attached = False
+        location, is_passing = self._location(query_options, chosen.sink)
+        sink = _settled(chosen.sink, location)
+        written = path_option(sink.options.items()) or staging_folder_of(sink) or location
+        absent = missing_folders([location, written, restore_from or location])
         try:
             self._refuse_taken(location, name)
-            if staging is not None and self._epoch_function is not None:
-                call_for_epochs(staging, self._epoch_function)
-            spare = 1 if sink.format in _STAGED_SINKS else 0
-            claim = claim_slots(spark, query=name, wanted=query_options.parallelism, spare=spare)
+            attach(sink, chosen.driver_part)
+            is_attached = True
+            claim = claim_slots(spark, query=name, wanted=query_options.parallelism, spare=chosen.spare_cores)
             return self._start(
-                root,
+                chosen.root,
                 sink,
                 query_options,
                 spark,
@@ -203,8 +195,8 @@ class DataStreamWriter:
         except BaseException:
             if claim is not None:
                 release_slots(claim)
-            if staging is not None:
-                call_no_more(staging)
+            if is_attached:  # else another query's part may be there
+                detach(sink)
             if is_passing:
                 shutil.rmtree(location, ignore_errors=True)
             remove_empty(absent)
@@ -221,27 +213,22 @@ class DataStreamWriter:
 
     def explain(self, extended: bool = False) -> None:
         """Spark's plan, what Tidegate runs of it and how."""
-        root, own, sink = self._read()
-        query_options = read_options(own, _session_options(self._df.sparkSession))
+        chosen = self._read()
+        query_options = read_options(split_options(self._options)[0], _session_options(self._df.sparkSession))
         facts = check_session(self._df.sparkSession)
         slots = query_options.parallelism or max(1, facts.cores - 1)
-        plan = lower(root, sink, parallelism=slots, max_parallelism=query_options.max_parallelism)
+        plan = lower(chosen.root, chosen.sink, parallelism=slots, max_parallelism=query_options.max_parallelism)
         print(self._explanation(plan, query_options))  # noqa: T201 - as PySpark's explain does
 
-    def _read(self) -> tuple[Node, dict[str, str], Sink]:
+    def _read(self) -> ChosenSink:
         root = read_plan(self._df)
         check_output_mode(self._df, self._output_mode)
-        own, sink_options = split_options(self._options)
+        _, sink_options = split_options(self._options)
         if self._format is None:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
         if self._format.lower() == "memory" and self._query_name:
             sink_options["queryName"] = self._query_name
-        if self._epoch_function is None and self._format.lower() in map(str.lower, _STAGED_SINKS):
-            raise OptionError(f"The format {self._format!r} needs a function: write .foreachBatch(f) or .foreach(f).")
-        name = self._format if self._format in _STAGED_SINKS else self._format.lower()
-        sink = Sink(name, sink_options, root.schema)
-        open_sink(sink)
-        return root, own, sink
+        return choose_sink(self._df, root, format=self._format, options=sink_options, function=self._epoch_function)
 
     def _start(
         self,
@@ -299,9 +286,7 @@ class DataStreamWriter:
         launcher = SparkLauncher(spark, claim)
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
-        staging = _staging_folder(sink)
-        if staging is not None:
-            coordinator.on_finish(lambda: call_no_more(staging))
+        coordinator.on_finish(lambda: detach(sink))
         if is_passing:
             coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
         coordinator.start()
@@ -363,7 +348,7 @@ class DataStreamWriter:
 
 def _settled(sink: Sink, location: str) -> Sink:
     """Options that must mean the same in every process: slots run in folders of their own."""
-    if sink.format in _STAGED_SINKS:
+    if sink.format in KNOW_THEIR_LOCATION:
         return dataclasses.replace(sink, options={**sink.options, "checkpointLocation": location})
     if sink.format != "parquet":
         return sink
@@ -374,11 +359,6 @@ def _settled(sink: Sink, location: str) -> Sink:
     # Keeps this query's unfinished files apart from those of others that write to the same folder.
     settled["checkpointLocation"] = location
     return dataclasses.replace(sink, options=settled)
-
-
-def _staging_folder(sink: Sink) -> Path | None:
-    opened = open_sink(sink)
-    return opened.folder if isinstance(opened, StagedSink) else None
 
 
 def _session_options(spark: SparkSession) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tidegate.connectors import console, memory, noop, parquet_sink, parquet_source, rate, staged_sink
+from tidegate.connectors import console, memory, messages_sink, noop, parquet_sink, parquet_source, rate, staged_sink
 from tidegate.connectors.contract import Sink, Source
 from tidegate.connectors.options import nearest
 from tidegate.model.errors import OptionError
@@ -22,6 +22,7 @@ SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
     "memory": memory.from_node,
     "noop": noop.from_node,
     "parquet": parquet_sink.from_node,
+    "python": messages_sink.from_node,
 }
 
 
