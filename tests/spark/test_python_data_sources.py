@@ -1,23 +1,28 @@
 """Python data sources at both ends of a query, as PySpark's documentation writes them."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     DataSourceStreamWriter,
+    InputPartition,
+    SimpleDataSourceStreamReader,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
 
 import tidegate as tg
-from tidegate.model.errors import OptionError, UserCodeFailure
+from tidegate.model.errors import OptionError, UnsupportedPlan, UserCodeFailure
 
 pytestmark = pytest.mark.spark
 
@@ -35,8 +40,12 @@ def writer(df: DataFrame, folder: Path) -> tg.DataStreamWriter:
 
 
 def numbers(spark: SparkSession, folder: Path, rows: int) -> DataFrame:
-    rows_and_times = spark.range(rows).selectExpr("id", "timestamp_seconds(id) as t")
-    rows_and_times.repartition(4).write.parquet(str(folder / "in"))
+    """In four files, so that both slots have some."""
+    (folder / "in").mkdir()
+    for part in range(4):
+        ids = pa.array(range(part, rows, 4), pa.int64())
+        times = pa.array([i * 1_000_000 for i in ids.to_pylist()], pa.timestamp("us", "UTC"))
+        pq.write_table(pa.table({"id": ids, "t": times}), folder / "in" / f"{part}.parquet")
     return spark.readStream.schema("id long, t timestamp").parquet(str(folder / "in"))
 
 
@@ -149,3 +158,132 @@ def test_a_data_source_without_a_stream_writer_is_refused(spark: SparkSession, t
         writer(df, tmp_path).format("no_writer").start()
     with pytest.raises(OptionError, match="There is no sink for the format 'nobody'"):
         writer(df, tmp_path).format("nobody").start()
+
+
+# -- sources
+
+
+def register_source(spark: SparkSession) -> None:
+    """Reads numbers up to what the file `until` says, in partitions of 10; notes its commits in `committed`."""
+
+    class Numbers(DataSourceStreamReader):
+        def __init__(self, folder: Path) -> None:
+            self.folder = folder
+
+        def initialOffset(self) -> dict[str, int]:
+            return {"next": 0}
+
+        def latestOffset(self) -> dict[str, int]:  # type: ignore[override]
+            return {"next": int((self.folder / "until").read_text())}
+
+        def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+            firsts = range(start["next"], end["next"], 10)
+            return [InputPartition((first, min(first + 10, end["next"]))) for first in firsts]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+            from datetime import datetime, timedelta
+
+            first, last = partition.value
+            for i in range(first, last):
+                yield (i, None if i % 3 == 0 else f"row {i}", datetime(2024, 1, 1) + timedelta(seconds=i))
+
+        def commit(self, end: dict[str, int]) -> None:
+            (self.folder / "committed").write_text(str(end["next"]))
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers"
+
+        def schema(self) -> str:
+            return "id int, text string, t timestamp"
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            return Numbers(Path(self.options["folder"]))
+
+    spark.dataSource.register(Source)
+
+
+def expected_numbers(spark: SparkSession, rows: int) -> list[Row]:
+    frame = spark.range(rows).selectExpr(
+        "cast(id as int) id", "if(id % 3 = 0, null, 'row ' || id) text", "timestamp_seconds(1704067200 + id) t"
+    )
+    return sorted(frame.collect(), key=lambda row: row.id)
+
+
+def collected(spark: SparkSession, folder: Path) -> list[Row]:
+    return sorted(spark.read.parquet(str(folder / "out")).collect(), key=lambda row: row.id)
+
+
+def test_a_data_source_is_read_on_from_where_the_last_run_was_and_hears_of_commits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    register_source(spark)
+    df = spark.readStream.format("numbers").option("folder", str(tmp_path)).load()
+    for until in (95, 210):
+        (tmp_path / "until").write_text(str(until))
+        query = writer(df, tmp_path).format("parquet").option("path", tmp_path / "out").start()
+        query.processAllAvailable()
+        # Told behind the commit, beside the loop.
+        for _ in range(3000):
+            if (tmp_path / "committed").exists() and (tmp_path / "committed").read_text() == str(until):
+                break
+            time.sleep(0.01)
+        query.stop()
+        assert collected(spark, tmp_path) == expected_numbers(spark, until)
+        assert (tmp_path / "committed").read_text() == str(until)
+
+
+def test_available_now_reads_up_to_the_latest_offset_of_the_start(spark: SparkSession, tmp_path: Path) -> None:
+    register_source(spark)
+    (tmp_path / "until").write_text("57")
+    df = spark.readStream.format("numbers").option("folder", str(tmp_path)).load().where("id >= 0")
+    writer(df, tmp_path).format("parquet").option("path", tmp_path / "out").trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    assert collected(spark, tmp_path) == expected_numbers(spark, 57)
+
+
+def test_a_simple_reader_is_read_between_its_offsets(spark: SparkSession, tmp_path: Path) -> None:
+    class Simple(SimpleDataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:
+            return {"next": 0}
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[Any, ...]], dict[str, int]]:
+            end = {"next": min(start["next"] + 20, 100)}
+            return self.readBetweenOffsets(start, end), end
+
+        def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[Any, ...]]:
+            return ((i,) for i in range(start["next"], end["next"]))
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "simple_numbers"
+
+        def schema(self) -> str:
+            return "id int"
+
+        def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
+            return Simple()
+
+    spark.dataSource.register(Source)
+    df = spark.readStream.format("simple_numbers").load()
+    query = writer(df, tmp_path).format("parquet").option("path", tmp_path / "out").start()
+    query.processAllAvailable()
+    query.stop()
+    assert [row.id for row in collected(spark, tmp_path)] == list(range(100))
+
+
+def test_a_data_source_that_cannot_stream_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "no_reader"
+
+        def schema(self) -> str:
+            return "id int"
+
+    spark.dataSource.register(Source)
+    with pytest.raises(UnsupportedPlan, match="The data source 'no_reader' gave no stream reader"):
+        writer(spark.readStream.format("no_reader").load(), tmp_path).format("noop").start()

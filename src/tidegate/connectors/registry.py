@@ -3,7 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tidegate.connectors import console, memory, messages_sink, noop, parquet_sink, parquet_source, rate, staged_sink
+from tidegate.connectors import (
+    console,
+    memory,
+    messages_sink,
+    noop,
+    parquet_sink,
+    parquet_source,
+    python_source,
+    rate,
+    staged_sink,
+)
 from tidegate.connectors.contract import Sink, Source
 from tidegate.connectors.options import nearest
 from tidegate.model.errors import OptionError
@@ -13,6 +23,7 @@ T = TypeVar("T")
 
 SOURCE_FORMATS: Mapping[str, Callable[[nodes.Scan], Source]] = {
     "parquet": parquet_source.from_scan,
+    "python": python_source.from_scan,
     "rate": rate.from_scan,
 }
 SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
