@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tidegate.api.ingest import Feeds, IngestingPlan, read_ingesting, settle_staging
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
 from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
 from tidegate.api.query import StreamingQuery, active_queries
@@ -18,6 +19,7 @@ from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_s
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_source
 from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
+from tidegate.connectors.staged_source import IngestMode
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import OptionError, TidegateError
@@ -25,7 +27,7 @@ from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, Sink
 from tidegate.plan.physical import JobPlan
-from tidegate.spark.catalyst import check_output_mode, read_plan, require_classic
+from tidegate.spark.catalyst import check_output_mode, require_classic
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
 from tidegate.spark.microbatch import WriterCalls, start_micro_batches
@@ -165,7 +167,7 @@ class DataStreamWriter:
         query_options = read_options(split_options(self._options)[0], _session_options(spark))
         if query_options.engine == "microbatch":
             return self._start_micro_batches()
-        chosen = self._read()
+        read, chosen = self._read(query_options.ingest)
         facts = check_session(spark)
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
@@ -179,7 +181,8 @@ class DataStreamWriter:
             self._refuse_taken(location, name)
             attach(sink, chosen.driver_part)
             is_attached = True
-            claim = claim_slots(spark, query=name, wanted=query_options.parallelism, spare=chosen.spare_cores)
+            spare = max(chosen.spare_cores, 1 if read.parts else 0)
+            claim = claim_slots(spark, query=name, wanted=query_options.parallelism, spare=spare)
             return self._start(
                 chosen.root,
                 sink,
@@ -191,6 +194,7 @@ class DataStreamWriter:
                 location=location,
                 is_passing=is_passing,
                 restore_from=restore_from,
+                ingested=read,
             )
         except BaseException:
             if claim is not None:
@@ -213,22 +217,26 @@ class DataStreamWriter:
 
     def explain(self, extended: bool = False) -> None:
         """Spark's plan, what Tidegate runs of it and how."""
-        chosen = self._read()
-        query_options = read_options(split_options(self._options)[0], _session_options(self._df.sparkSession))
+        require_classic(self._df)
+        options = read_options(split_options(self._options)[0], _session_options(self._df.sparkSession))
+        read, chosen = self._read(options.ingest)
         facts = check_session(self._df.sparkSession)
-        slots = query_options.parallelism or max(1, facts.cores - 1)
-        plan = lower(chosen.root, chosen.sink, parallelism=slots, max_parallelism=query_options.max_parallelism)
-        print(self._explanation(plan, query_options))  # noqa: T201 - as PySpark's explain does
+        slots = options.parallelism or max(1, facts.cores - 1)
+        plan = lower(chosen.root, chosen.sink, parallelism=slots, max_parallelism=options.max_parallelism)
+        print(self._explanation(plan, options, read))  # noqa: T201 - as PySpark's explain does
 
-    def _read(self) -> ChosenSink:
-        root = read_plan(self._df)
+    def _read(self, ingest: IngestMode) -> tuple[IngestingPlan, ChosenSink]:
+        read = read_ingesting(self._df, ingest)
         check_output_mode(self._df, self._output_mode)
         _, sink_options = split_options(self._options)
         if self._format is None:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
         if self._format.lower() == "memory" and self._query_name:
             sink_options["queryName"] = self._query_name
-        return choose_sink(self._df, root, format=self._format, options=sink_options, function=self._epoch_function)
+        chosen = choose_sink(
+            self._df, read.root, format=self._format, options=sink_options, function=self._epoch_function
+        )
+        return read, chosen
 
     def _start(
         self,
@@ -243,8 +251,10 @@ class DataStreamWriter:
         location: str,
         is_passing: bool,
         restore_from: str | None,
+        ingested: IngestingPlan,
     ) -> StreamingQuery:
         plan = lower(root, sink, parallelism=claim.slots, max_parallelism=options.max_parallelism)
+        plan = settle_staging(plan, location)
         for vertex in plan.vertices:
             if vertex.source is not None:
                 open_source(vertex.source)
@@ -287,24 +297,41 @@ class DataStreamWriter:
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
         coordinator.on_finish(lambda: detach(sink))
+        feeds = Feeds(
+            spark,
+            ingested.parts,
+            location=location,
+            query=name,
+            available_now=self._available_now,
+            most_staged_bytes=options.most_staged_bytes,
+        )
+        feeds.attach()
+        coordinator.on_finish(feeds.stop)
         if is_passing:
             coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
         coordinator.start()
+        try:
+            feeds.start()
+        except BaseException:
+            coordinator.stop()
+            coordinator.wait(None)
+            raise
         query = StreamingQuery(
             spark,
             coordinator,
             id=spec.job_id,
             name=self._query_name,
-            explanation=self._explanation(plan, options),
+            explanation=self._explanation(plan, options, ingested),
             savepoints=SavepointPlace(None if is_passing else location, options.guarantee),
         )
+        query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
         if sink.format == "memory":
             query._refresh = lambda: _show_memory_table(spark, name)
         return query
 
     # -- inside
 
-    def _explanation(self, plan: JobPlan, options: QueryOptions) -> str:
+    def _explanation(self, plan: JobPlan, options: QueryOptions, ingested: IngestingPlan) -> str:
         mode = {None: "aligned", 0.0: "unaligned"}.get(
             options.switch_after_ms, f"aligned, switching after {options.switch_after_ms} ms"
         )
@@ -313,6 +340,7 @@ class DataStreamWriter:
             [
                 "== Spark's optimised plan ==",
                 _spark_plan_text(self._df),
+                *ingested.describe(),
                 "== Tidegate runs ==",
                 describe(plan),
                 f"checkpoint every {options.checkpoints.interval_ms:.0f} ms, {mode}, {guarantee}",

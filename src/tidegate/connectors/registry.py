@@ -10,9 +10,10 @@ from tidegate.connectors import (
     noop,
     parquet_sink,
     parquet_source,
-    python_source,
+    range_source,
     rate,
     staged_sink,
+    staged_source,
 )
 from tidegate.connectors.contract import Sink, Source
 from tidegate.connectors.options import nearest
@@ -23,8 +24,9 @@ T = TypeVar("T")
 
 SOURCE_FORMATS: Mapping[str, Callable[[nodes.Scan], Source]] = {
     "parquet": parquet_source.from_scan,
-    "python": python_source.from_scan,
+    "python": range_source.from_scan,
     "rate": rate.from_scan,
+    "staged": staged_source.from_scan,
 }
 SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
     "console": console.from_node,

@@ -30,6 +30,7 @@ from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
+from tidegate.spark.ingest_plan import read_or_ingest
 from tidegate.spark.types import to_arrow_type
 from tidegate.spark.user_code import check_processor
 
@@ -128,6 +129,10 @@ def require_classic(df: object) -> None:
 
 
 def _read(tree: PlanTree) -> Read:
+    return read_or_ingest(tree, _read_natively, Read)
+
+
+def _read_natively(tree: PlanTree) -> Read:
     reader = _READERS.get(tree.name)
     if reader is None:
         _refuse(tree)

@@ -63,7 +63,7 @@ class OpenStream:
 
 
 class PythonStream:
-    """Implements `connectors.python_source.UserStream`."""
+    """Implements `connectors.range_source.OffsetStream`."""
 
     def __init__(self, opened: OpenStream, data_source: DataSource) -> None:
         self._name = opened.name
@@ -120,6 +120,12 @@ class PythonStream:
 
     def commit(self, end: str) -> None:
         self._call("commit", json.loads(end))
+
+    def has_ended(self) -> bool:
+        return True
+
+    def release(self, end: str) -> None:
+        """A user's reader is told of commits alone, as Spark does."""
 
     def stop(self) -> None:
         self._call("stop")

@@ -1,7 +1,8 @@
-"""A user's stream reader as a source: ranges between offsets on the driver, partitions of a range in the tasks.
+"""A stream of offsets as a source: ranges between offsets on the driver, partitions of a range in the tasks.
 
-Ranges are numbered from the first start. A split names a whole range and the partitions of it that one reader gets, so
-that readers' states alone tell which partitions nobody has. Knows PySpark only as a pickled `StreamOpener`.
+Python data sources and what Spark ingests are read so. Ranges are numbered from the first start. A split names a whole
+range and the partitions of it that one reader gets, so that readers' states alone tell which partitions nobody has.
+Knows PySpark only as a pickled `StreamOpener`.
 """
 
 import pickle
@@ -23,6 +24,7 @@ from tidegate.connectors.contract import (
 )
 from tidegate.connectors.pump import Pump, Pumped, PumpEmpty, PumpEnded
 from tidegate.model.errors import UserCodeFailure
+from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Scan
 
 # More ranges than this may not wait for a checkpoint that covers them: readers' states stay small.
@@ -34,8 +36,8 @@ _NO_SPLITS_RETRY_MS = 1000.0
 _READING_RETRY_MS = 5.0
 
 
-class UserStream(Protocol):
-    """A user's stream reader. Offsets are JSON texts, partitions opaque bytes. Any call may block."""
+class OffsetStream(Protocol):
+    """What is read, opened on the driver and in each task. Offsets are texts, partitions bytes. Any call may block."""
 
     def initial_offset(self) -> str: ...
 
@@ -51,13 +53,25 @@ class UserStream(Protocol):
         """Whether another `latest_offset` right away may find more."""
         ...
 
+    def has_ended(self) -> bool:
+        """With what is there now: whether a later `latest_offset` cannot find more than one that follows right away."""
+        ...
+
     def partitions(self, start: str, end: str) -> list[bytes]: ...
     def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]: ...
-    def commit(self, end: str) -> None: ...
+
+    def commit(self, end: str) -> None:
+        """Everything before `end` is read and in a committed checkpoint."""
+        ...
+
+    def release(self, end: str) -> None:
+        """No checkpoint is retained that would read on from before `end`."""
+        ...
+
     def stop(self) -> None: ...
 
 
-StreamOpener: TypeAlias = Callable[[], UserStream]
+StreamOpener: TypeAlias = Callable[[], OffsetStream]
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
@@ -93,16 +107,16 @@ class ReaderPosition(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class PythonSource:
+class RangeSource:
     name: str
     schema: pa.Schema
     opener: bytes
 
-    def enumerator(self, *, parallelism: int, available_now: bool) -> "PythonEnumerator":
-        return PythonEnumerator(self, parallelism=parallelism, available_now=available_now)
+    def enumerator(self, *, parallelism: int, available_now: bool) -> "RangeEnumerator":
+        return RangeEnumerator(self, parallelism=parallelism, available_now=available_now)
 
-    def reader(self, *, subtask: int, parallelism: int) -> "PythonReader":
-        return PythonReader(self)
+    def reader(self, *, subtask: int, parallelism: int) -> "RangeReader":
+        return RangeReader(self)
 
     def redistribute(self, states: Sequence[bytes], *, parallelism: int) -> list[bytes]:
         """Deals the partitions one by one; a range without any is remembered by the first reader."""
@@ -117,27 +131,30 @@ class PythonSource:
                     dealt[subtask].append(RangeProgress(progress.range, share))
         return [msgspec.msgpack.encode(ReaderState(merged.floor, ranges)) for ranges in dealt]
 
-    def open(self) -> UserStream:
+    def open(self) -> OffsetStream:
         # Not from storage: the plan of this very query, whose data source the user has registered.
         opener: StreamOpener = pickle.loads(self.opener)
         return opener()
 
 
-def from_scan(scan: Scan) -> PythonSource:
-    return PythonSource(scan.options.get("format", "python"), scan.schema, scan.payload)
+def from_scan(scan: Scan) -> RangeSource:
+    return RangeSource(scan.options.get("format", "python"), scan.schema, scan.payload)
 
 
-class PythonEnumerator:
-    def __init__(self, source: PythonSource, *, parallelism: int, available_now: bool) -> None:
+class RangeEnumerator:
+    def __init__(self, source: RangeSource, *, parallelism: int, available_now: bool) -> None:
         self._source = source
         self._parallelism = parallelism
         self._available_now = available_now
-        self._stream: UserStream | None = None
+        self._stream: OffsetStream | None = None
         self._start: str | None = None
         self._next_number = 0
         self._floor = 0
         self._open: dict[int, OffsetRange] = {}
         self._unassigned: list[tuple[OffsetRange, list[int]]] = []
+        self._covered: dict[CheckpointId, str | None] = {}
+        self._covered_to: str | None = None
+        self._released_to: str | None = None
         self._one_range_is_all = False
         self._is_complete = False
 
@@ -182,22 +199,35 @@ class PythonEnumerator:
                 break  # a range without partitions that no reader has heard of yet
             newest = self._open.pop(number)
         if newest is not None:
-            self._floor = newest.number
+            self._floor, self._covered_to = newest.number, newest.end
             self._opened().commit(newest.end)
+        self._release(committed)
 
     def close(self) -> None:
         if self._stream is not None:
             self._stream.stop()
             self._stream = None
 
+    def _release(self, committed: CommittedPositions) -> None:
+        """What the oldest retained checkpoint has behind it. Where those of earlier runs stand is not known here."""
+        self._covered[committed.checkpoint] = self._covered_to
+        is_known = committed.oldest_retained >= min(self._covered)
+        self._covered = {c: end for c, end in self._covered.items() if c >= committed.oldest_retained or not is_known}
+        end = self._covered[min(self._covered)] if is_known and self._covered else None
+        if end is not None and end != self._released_to:
+            self._released_to = end
+            self._opened().release(end)
+
     def _next_range(self) -> OffsetRange | None:
         if self._is_complete or len(self._open) >= _MOST_OPEN_RANGES:
             return None
         stream = self._opened()
         start = stream.initial_offset() if self._start is None else self._start
+        # Asked first: what comes between the two questions is found by the second.
+        has_ended = self._available_now and stream.has_ended()
         end = stream.latest_offset(start)
         if self._available_now:
-            self._is_complete = end == start or self._one_range_is_all
+            self._is_complete = self._one_range_is_all or (end == start and has_ended)
         if end == start:
             return None
         found = OffsetRange(self._next_number, start, end, stream.partitions(start, end))
@@ -216,7 +246,7 @@ class PythonEnumerator:
             if share or (subtask == 0 and not found.partitions)
         ]
 
-    def _opened(self) -> UserStream:
+    def _opened(self) -> OffsetStream:
         if self._stream is None:
             self._stream = self._source.open()
             if self._available_now:
@@ -224,16 +254,16 @@ class PythonEnumerator:
         return self._stream
 
 
-class PythonReader:
+class RangeReader:
     """Reads its partitions one after another, each on a thread of its own: a user's iterator may wait."""
 
-    def __init__(self, source: PythonSource) -> None:
+    def __init__(self, source: RangeSource) -> None:
         self._source = source
         self._floor = 0
         self._ranges: dict[int, OffsetRange] = {}
         self._next_rows: dict[int, dict[int, int | None]] = {}
         self._waiting: deque[tuple[int, int]] = deque()
-        self._stream: UserStream | None = None
+        self._stream: OffsetStream | None = None
         self._pump: Pump[pa.RecordBatch] | None = None
         self._to_skip = 0
         self._rest: pa.RecordBatch | None = None

@@ -1,5 +1,6 @@
 """A user's stream reader as a source: what every source promises, and how ranges come, go and are committed."""
 
+import dataclasses
 import itertools
 import pickle
 import threading
@@ -11,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors import python_source
+from tidegate.connectors import range_source
 from tidegate.connectors.contract import CommittedPositions, NothingNow, Source
-from tidegate.connectors.python_source import PythonEnumerator, PythonReader, PythonSource
+from tidegate.connectors.range_source import RangeEnumerator, RangeReader, RangeSource
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Scan
@@ -30,6 +31,7 @@ class Numbers:
     total: int
     step: int
     committed: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     stopped: int = 0
     has_empty_ranges: bool = False
 
@@ -59,18 +61,24 @@ class Numbers:
         for at in range(first, last, 4):
             yield pa.RecordBatch.from_arrays([pa.array(range(at, min(at + 4, last)), pa.int64())], schema=SCHEMA)
 
+    def has_ended(self) -> bool:
+        return True
+
     def commit(self, end: str) -> None:
         self.committed.append(end)
+
+    def release(self, end: str) -> None:
+        self.released.append(end)
 
     def stop(self) -> None:
         self.stopped += 1
 
 
-def source_of(stream: Any) -> PythonSource:
-    return python_source.from_scan(Scan("python", {"format": "numbers"}, SCHEMA, pickle.dumps(stream)))
+def source_of(stream: Any) -> RangeSource:
+    return range_source.from_scan(Scan("python", {"format": "numbers"}, SCHEMA, pickle.dumps(stream)))
 
 
-class TestPythonSource(SourceSuite):
+class TestRangeSource(SourceSuite):
     def make_source(self, folder: Path) -> Source:
         return source_of(Numbers(total=83, step=25))
 
@@ -81,20 +89,20 @@ class TestPythonSource(SourceSuite):
 def run_of(stream: Numbers, parallelism: int = 2, **options: Any) -> tuple[SourceRun, Numbers]:
     """The run, and the enumerator's own copy of the stream."""
     run = SourceRun(source_of(stream), parallelism, **options)
-    assert isinstance(run.enumerator, PythonEnumerator)
+    assert isinstance(run.enumerator, RangeEnumerator)
     opened = run.enumerator._opened()
     assert isinstance(opened, Numbers)
     return run, opened
 
 
 def positions_of(run: SourceRun, checkpoint: int) -> CommittedPositions:
-    readers = [reader for reader in run.readers if isinstance(reader, PythonReader)]
+    readers = [reader for reader in run.readers if isinstance(reader, RangeReader)]
     positions = tuple(reader.position() for reader in readers)
     return CommittedPositions(CheckpointId(checkpoint), positions, CheckpointId(1))
 
 
 def commit(run: SourceRun, checkpoint: int = 1) -> None:
-    assert isinstance(run.enumerator, PythonEnumerator)
+    assert isinstance(run.enumerator, RangeEnumerator)
     run.enumerator.on_committed(positions_of(run, checkpoint))
 
 
@@ -112,6 +120,21 @@ def test_the_users_reader_hears_how_far_all_partitions_are_committed() -> None:
     commit(run)
     commit(run)
     assert stream.committed == ["40", "100"]
+    run.close()
+
+
+def test_nothing_is_released_that_a_retained_checkpoint_would_read_again() -> None:
+    run, stream = run_of(Numbers(total=0, step=20), available_now=False)
+    assert isinstance(run.enumerator, RangeEnumerator)
+    for checkpoint, total, retained in [(5, 20, 3), (6, 40, 4), (7, 60, 5), (8, 100, 7)]:
+        stream.total = total
+        run.discover()
+        while run.poll(0) | run.poll(1):
+            pass
+        committed = positions_of(run, checkpoint)
+        run.enumerator.on_committed(dataclasses.replace(committed, oldest_retained=CheckpointId(retained)))
+    # Three and four are of an earlier run: nobody knows here what they need.
+    assert stream.released == ["20", "60"]
     run.close()
 
 
@@ -148,7 +171,7 @@ def test_no_more_ranges_are_taken_on_than_may_wait_for_a_checkpoint() -> None:
     run, _ = run_of(Numbers(total=5_500, step=10), available_now=False)
     for _ in range(20):
         run.discover()
-    assert isinstance(run.enumerator, PythonEnumerator)
+    assert isinstance(run.enumerator, RangeEnumerator)
     assert len(run.enumerator._open) == 64
     while run.poll(0) | run.poll(1):
         pass
@@ -159,7 +182,7 @@ def test_no_more_ranges_are_taken_on_than_may_wait_for_a_checkpoint() -> None:
 
 def test_a_read_that_blocks_does_not_block_the_loop() -> None:
     run, _ = run_of(Numbers(total=5, step=5), parallelism=1)
-    assert isinstance(run.readers[0], PythonReader)
+    assert isinstance(run.readers[0], RangeReader)
     leave = threading.Event()
 
     class Slow(Numbers):
@@ -187,7 +210,7 @@ def test_a_partition_that_gives_fewer_rows_when_read_again_is_an_error() -> None
         def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
             yield next(super().batches(partition))
 
-    assert isinstance(after.readers[0], PythonReader)
+    assert isinstance(after.readers[0], RangeReader)
     after.readers[0]._stream = Forgetful(total=10, step=10)
     with pytest.raises(UserCodeFailure, match="gave 4 rows fewer than before"):
         after.drain()
@@ -200,7 +223,7 @@ def test_an_error_in_read_is_raised_where_rows_are_asked_for() -> None:
         def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
             raise UserCodeFailure("read is broken")
 
-    assert isinstance(run.readers[0], PythonReader)
+    assert isinstance(run.readers[0], RangeReader)
     run.readers[0]._stream = Broken(total=10, step=10)
     with pytest.raises(UserCodeFailure, match="read is broken"):
         run.drain()
