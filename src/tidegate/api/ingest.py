@@ -43,7 +43,8 @@ def settle_staging(plan: JobPlan, location: str) -> JobPlan:
 
 
 class Feeds:
-    """All feeds of one query; made before it, started with it, stopped after it."""
+    """All feeds of one query. Each starts when the slots are up and ask for its batches: before, it would take the
+    cores that they wait for."""
 
     def __init__(
         self,
@@ -70,11 +71,6 @@ class Feeds:
     def attach(self) -> None:
         for folder, feed in self._feeds:
             feed_from(folder, feed)
-
-    def start(self) -> None:
-        """Raises what Spark refuses at once."""
-        for _, feed in self._feeds:
-            feed.keep_going()
 
     def process_all_available(self) -> None:
         """Everything that is there now is staged."""

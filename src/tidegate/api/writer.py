@@ -310,12 +310,6 @@ class DataStreamWriter:
         if is_passing:
             coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
         coordinator.start()
-        try:
-            feeds.start()
-        except BaseException:
-            coordinator.stop()
-            coordinator.wait(None)
-            raise
         query = StreamingQuery(
             spark,
             coordinator,

@@ -60,7 +60,11 @@ class Feed(Protocol):
     """Who stages batches, on the driver. Calls come from the thread that looks for splits."""
 
     def keep_going(self) -> None:
-        """Starts it if it does not run; raises what it has failed with."""
+        """Starts it if it does not run, ends a pause; raises what it has failed with."""
+        ...
+
+    def pause(self) -> None:
+        """The slots are gone, and to come back they need the cores that another batch would take."""
         ...
 
     def has_ended(self) -> bool:
@@ -228,6 +232,7 @@ class StagedStream:
 
     def stop(self) -> None:
         """The feed outlives the generations that read from it."""
+        self._feed().pause()
 
     def _offset(self, batch: int) -> str:
         return json.dumps({"staging": self._folder.id(), "batch": batch})

@@ -28,7 +28,7 @@ _WRITE_SETTINGS = {
 }
 
 
-class Stopped(Exception):
+class Unstaged(Exception):
     """Raised into Spark's query, so that the batch in work does not count as done."""
 
 
@@ -48,9 +48,9 @@ class SparkFeed:
         self._changed = threading.Condition()
         self._staged_bytes: dict[int, int] = {}
         self._covered = -1
+        self._is_paused = False
         self._is_stopping = False
-        # The user's thread and the looking one may both find that it does not run yet.
-        self._starting = threading.Lock()
+        self._failure: Exception | None = None
 
     def _start(self) -> None:
         self._folder.prepare()
@@ -59,13 +59,18 @@ class SparkFeed:
             self._staged_bytes = {batch: self._folder.batch(batch).size_bytes for batch in self._folder.batches()}
         writer = self._frame.writeStream.queryName(self._name).foreachBatch(self._stage)
         writer = writer.option("checkpointLocation", str(self._folder.spark_checkpoint))
-        self._query = (writer.trigger(availableNow=True) if self._available_now else writer).start()
+        started = (writer.trigger(availableNow=True) if self._available_now else writer).start()
+        with self._changed:
+            self._query = started
+            self._changed.notify_all()
+            is_stopping = self._is_stopping
+        if is_stopping:  # while it started
+            started.stop()
 
     def keep_going(self) -> None:
-        with self._starting:
-            self._check_or_start()
-
-    def _check_or_start(self) -> None:
+        with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
         if self._is_stopping:
             return
         if self._query is None:
@@ -75,8 +80,9 @@ class SparkFeed:
             return
         failure = self._query.exception()
         if failure is not None:
+            reason, self._failure = self._failure or failure, None
             self._query = None  # started again by the next generation, if there is one
-            raise JobFailure(f"Spark's ingest {self._name!r} failed: {failure}")
+            raise JobFailure(f"Spark's ingest {self._name!r} failed: {type(reason).__name__}: {reason}")
         if not self._available_now:
             self._query = None
             raise JobFailure(f"Spark's ingest {self._name!r} was stopped by somebody else.")
@@ -90,8 +96,15 @@ class SparkFeed:
             self._staged_bytes = {number: size for number, size in self._staged_bytes.items() if number > self._covered}
             self._changed.notify_all()
 
+    def pause(self) -> None:
+        with self._changed:
+            self._is_paused = True
+
     def process_all_available(self) -> None:
         """Until Spark has staged what is there now; a query that fails meanwhile says so elsewhere."""
+        with self._changed:
+            while self._query is None and not self._is_stopping:
+                self._changed.wait()
         query = self._query
         if query is not None and query.isActive:
             with suppress(PySparkException, Py4JError, OSError):
@@ -111,6 +124,14 @@ class SparkFeed:
 
     def _stage(self, batch: DataFrame, batch_id: int) -> None:
         """Spark calls it once per batch, and again for one that it does not know to be done."""
+        try:
+            self._stage_once(batch, batch_id)
+        except Exception as error:
+            # A few words only: Spark searches what is raised here with patterns that a long text overflows.
+            self._failure = error
+            raise Unstaged(f"batch {batch_id} was not staged ({type(error).__name__})") from None
+
+    def _stage_once(self, batch: DataFrame, batch_id: int) -> None:
         if self._folder.has(batch_id):
             return
         self._wait_for_room()
@@ -123,11 +144,15 @@ class SparkFeed:
         if not staged.parts:
             shutil.rmtree(data, ignore_errors=True)
         with self._changed:
-            self._staged_bytes[batch_id] = staged.size_bytes
+            if batch_id > self._covered:  # else it was read and committed already
+                self._staged_bytes[batch_id] = staged.size_bytes
 
     def _wait_for_room(self) -> None:
         with self._changed:
-            while sum(self._staged_bytes.values()) > self._most_staged_bytes and not self._is_stopping:
+            while self._must_wait() and not self._is_stopping:
                 self._changed.wait()
-            if self._is_stopping:
-                raise Stopped(f"{self._name} stops")
+        if self._is_stopping:
+            raise Unstaged("the query stops")
+
+    def _must_wait(self) -> bool:
+        return self._is_paused or sum(self._staged_bytes.values()) > self._most_staged_bytes

@@ -73,13 +73,13 @@ def read_or_ingest(
     reading = _reading.get()
     if reading is None or reading.mode is IngestMode.NATIVE:
         return read(tree)
-    if reading.mode is IngestMode.SPARK and _is_stateless(tree):
+    if reading.mode is IngestMode.SPARK and _is_ingestible(tree):
         return made(*_ingest(reading, tree, "asked for by ingest=spark"))
     before = len(reading.parts)
     try:
         return read(tree)
     except UnsupportedPlan as refusal:
-        if not _is_stateless(tree):
+        if not _is_ingestible(tree):
             raise
         del reading.parts[before:]
         try:
@@ -94,6 +94,10 @@ def _ingest(reading: _Reading, tree: PlanTree, reason: str) -> tuple[Scan, list[
     part = IngestedPart(f"source-{len(reading.parts)}", tree.jvm, reason)
     reading.parts.append(part)
     return Scan(STAGED, {"path": part.name}, schema), _expression_ids(tree.jvm)
+
+
+def _is_ingestible(tree: PlanTree) -> bool:
+    return bool(tree.jvm.isStreaming()) and _is_stateless(tree)
 
 
 def _is_stateless(tree: PlanTree) -> bool:
