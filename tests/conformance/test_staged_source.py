@@ -21,12 +21,14 @@ SCHEMA = pa.schema([("v", pa.int64()), ("v", pa.string())])
 class FixedFeed:
     """All that will be staged is staged."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.covered: list[int] = []
         self.is_paused = False
         self.ended = True
 
     def keep_going(self) -> None:
+        StagingFolder(self.path).prepare()
         self.is_paused = False
 
     def pause(self) -> None:
@@ -50,7 +52,7 @@ def stage(folder: StagingFolder, batch: int, *files: tuple[int, int]) -> None:
 
 
 def staging_of(path: Path) -> tuple[StagingFolder, FixedFeed]:
-    folder, feed = StagingFolder(path), FixedFeed()
+    folder, feed = StagingFolder(path), FixedFeed(path)
     folder.prepare()
     staged_source.feed_from(path, feed)
     return folder, feed
@@ -89,6 +91,11 @@ def test_a_batch_without_a_marker_does_not_exist(tmp_path: Path) -> None:
     folder, _ = staging_of(tmp_path)
     folder.new_data_folder(0).mkdir()
     assert SourceRun(source_of(tmp_path), 1).drain() == []
+
+
+def test_the_feed_makes_the_folder_when_it_is_first_asked(tmp_path: Path) -> None:
+    staged_source.feed_from(tmp_path / "new", FixedFeed(tmp_path / "new"))
+    assert SourceRun(source_of(tmp_path / "new"), 1).drain() == []
 
 
 def test_with_available_now_the_source_ends_only_after_its_feed(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ class StagedStream:
         self._file_schema = pa.schema([pa.field(column_name(at), field.type) for at, field in enumerate(schema)])
 
     def initial_offset(self) -> str:
+        self._feed().keep_going()  # which makes the folder
         return self._offset(_BEFORE_THE_FIRST)
 
     def latest_offset(self, start: str) -> str:
