@@ -12,7 +12,7 @@ from tidegate.connectors.messages_sink import MessagesSink, take_messages, take_
 from tidegate.connectors.registry import SINK_FORMATS, open_sink
 from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH, StagedSink, call_for_epochs, call_no_more
 from tidegate.model.errors import OptionError
-from tidegate.plan.nodes import Node, Sink
+from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.spark.epochs import Foreach, ForeachBatch
 from tidegate.spark.python_sinks import PYTHON, PythonSink, find_python_sink
 
@@ -38,14 +38,20 @@ class ChosenSink:
 
 
 def choose_sink(
-    df: DataFrame, root: Node, *, format: str, options: dict[str, str], function: ForeachBatch | Foreach | None
+    df: DataFrame,
+    root: Node,
+    *,
+    format: str,
+    options: dict[str, str],
+    function: ForeachBatch | Foreach | None,
+    mode: OutputMode,
 ) -> ChosenSink:
     """By PySpark's words; raises `OptionError` for what is no sink. Nothing is written yet."""
     match function:
         case ForeachBatch():
-            return _checked(ChosenSink(root, Sink(FOREACH_BATCH, options, root.schema), function))
+            return _checked(ChosenSink(root, Sink(FOREACH_BATCH, options, root.schema, mode), function))
         case Foreach():
-            return _checked(ChosenSink(root, Sink(FOREACH, options, root.schema), function))
+            return _checked(ChosenSink(root, Sink(FOREACH, options, root.schema, mode), function))
     name = format.lower()
     if name in map(str.lower, KNOW_THEIR_LOCATION):
         raise OptionError(
@@ -56,8 +62,8 @@ def choose_sink(
         python_sink = find_python_sink(df, format, options)
         if python_sink is not None:
             writing = python_sink.writing(root)
-            return _checked(ChosenSink(writing, Sink(PYTHON, {}, writing.schema), python_sink))
-    return _checked(ChosenSink(root, Sink(name, options, root.schema), None))
+            return _checked(ChosenSink(writing, Sink(PYTHON, {}, writing.schema, mode), python_sink))
+    return _checked(ChosenSink(root, Sink(name, options, root.schema, mode), None))
 
 
 def attach(sink: Sink, part: DriverPart | None) -> None:

@@ -25,7 +25,7 @@ from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import OptionError, TidegateError
 from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
-from tidegate.plan.nodes import Node, Sink
+from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.spark.catalyst import check_output_mode, require_classic
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
@@ -44,6 +44,8 @@ from tidegate.worker.settings import SlotSettings
 
 # Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
 _PASSING_SINKS = ("memory", "console", "noop", FOREACH, FOREACH_BATCH)
+# Sinks that can show all groups anew each time.
+_REPLACING_SINKS = ("memory", "console", "noop")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -84,7 +86,7 @@ class DataStreamWriter:
 
     def outputMode(self, outputMode: str) -> "DataStreamWriter":
         if not isinstance(outputMode, str):
-            raise OptionError(f"The output mode is {outputMode!r}: write append or update.")
+            raise OptionError(f"The output mode is {outputMode!r}: write append, update or complete.")
         self._output_mode = outputMode.strip().lower()
         self._calls.output_mode = self._output_mode
         return self
@@ -233,9 +235,15 @@ class DataStreamWriter:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
         if self._format.lower() == "memory" and self._query_name:
             sink_options["queryName"] = self._query_name
+        mode = OutputMode(self._output_mode)
         chosen = choose_sink(
-            self._df, read.root, format=self._format, options=sink_options, function=self._epoch_function
+            self._df, read.root, format=self._format, options=sink_options, function=self._epoch_function, mode=mode
         )
+        if mode is OutputMode.COMPLETE and chosen.sink.format not in _REPLACING_SINKS:
+            raise OptionError(
+                f"The {chosen.sink.format} sink does not support output mode complete: "
+                f"use {', '.join(_REPLACING_SINKS)}, or outputMode('update')."
+            )
         return read, chosen
 
     def _start(

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate.connectors.contract import Prepared
+from tidegate.connectors.nested_columns import has_intervals
 from tidegate.connectors.options import Options, nearest
 from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
@@ -82,6 +83,12 @@ def from_node(node: nodes.Sink) -> ParquetSink:
     if options.text("partitionBy", default=""):
         raise OptionError(
             "The parquet sink does not support partitionBy yet: leave it out, the column stays in the rows."
+        )
+    intervals = [field.name for field in node.schema if has_intervals(field.type)]
+    if intervals:
+        raise OptionError(
+            f"The parquet sink cannot write the interval in column {intervals[0]!r} so that Spark reads it back: "
+            f"turn it into a number, such as extract(SECOND FROM {intervals[0]})."
         )
     compression = options.text("compression", default="snappy").lower()
     if compression not in _COMPRESSIONS:

@@ -217,6 +217,7 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backpressured_ms: float
     paused_ms: float = 0.0
     watermark_ms: int | None = None
+    late_rows: int = 0
 
 
 class Progress(_Message, frozen=True, gc=False):

@@ -3,10 +3,13 @@
 from typing import assert_never
 
 from tidegate.operators.contract import Operator
+from tidegate.plan.nodes import EventTimeKey
 from tidegate.plan.physical import (
     AggregateSpec,
     ConnectSpec,
+    ExpandSpec,
     FilterSpec,
+    GenerateSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
@@ -26,6 +29,10 @@ def build_operator(spec: OperatorSpec) -> Operator:
 
             return MapInArrowOperator(spec)
         case AggregateSpec():
+            if spec.event_time is not None and spec.event_time.key is EventTimeKey.SESSION:
+                from tidegate.operators.session_aggregate import SessionAggregateOperator
+
+                return SessionAggregateOperator(spec)
             from tidegate.operators.aggregate import AggregateOperator
 
             return AggregateOperator(spec)
@@ -41,5 +48,9 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.connect import ConnectOperator
 
             return ConnectOperator(spec)
+        case GenerateSpec() | ExpandSpec():
+            from tidegate.operators.row_makers import RowMakerOperator
+
+            return RowMakerOperator(spec)
         case _:
             assert_never(spec)

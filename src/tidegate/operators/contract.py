@@ -1,9 +1,11 @@
 """What a task asks of an operator. All calls come from the slot's one thread."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.model.clock import Clock
@@ -93,6 +95,22 @@ class UserCode(Protocol):
     def connect_processor(self, command: bytes) -> ConnectProcessor: ...
 
 
+@dataclass(slots=True)
+class LateRows:
+    """How many rows a task has left out because event time had passed them, since it was started."""
+
+    count: int = 0
+
+    def dropped(self, rows: pa.RecordBatch, late: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+        """The rows that are not late; counts the others."""
+        number = int(np.count_nonzero(late))
+        if number == 0:
+            return rows
+        self.count += number
+        kept = np.flatnonzero(~late)
+        return rows.take(pa.Array.from_buffers(pa.int64(), len(kept), [None, pa.py_buffer(kept)]))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskContext:
     """`floors`: how far event time had come for key groups that were restored from other subtasks."""
@@ -105,6 +123,7 @@ class TaskContext:
     user_code: UserCode
     open_state: Callable[[], StateBackend]
     floors: KeyGroupFloors = NO_FLOORS
+    late_rows: LateRows = field(default_factory=LateRows)
 
 
 class Operator(Protocol):

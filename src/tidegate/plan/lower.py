@@ -1,20 +1,25 @@
 """Cuts a plan into vertices: forward operators are chained, keyed ones start a new vertex behind a hash edge."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import EdgeId, VertexId
-from tidegate.plan.expressions import Column, Expression
+from tidegate.plan.expressions import Column, Expression, Literal
+from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
+    EventTimeKey,
     EventTimeWatermark,
+    Expand,
     Filter,
+    Generate,
     MapInArrow,
     Node,
+    OutputMode,
     Project,
     Repartition,
     Scan,
@@ -28,8 +33,10 @@ from tidegate.plan.physical import (
     AggregateSpec,
     ConnectSpec,
     Edge,
+    ExpandSpec,
     FilterSpec,
     ForwardPartitioning,
+    GenerateSpec,
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
@@ -46,7 +53,7 @@ from tidegate.plan.physical import (
 
 
 def lower(root: Node, sink: Sink, *, parallelism: int, max_parallelism: int) -> JobPlan:
-    builder = _Builder()
+    builder = _Builder(sink.mode)
     builder.finish(builder.chains(root), sink)
     return JobPlan(
         vertices=tuple(builder.vertices),
@@ -102,6 +109,10 @@ def operator_name(operator: OperatorSpec) -> str:
             return "Watermark"
         case ConnectSpec():
             return "Connect"
+        case GenerateSpec(exploded_as=exploded_as):
+            return f"Generate({exploded_as.value})"
+        case ExpandSpec():
+            return "Expand"
         case _:
             assert_never(operator)
 
@@ -133,7 +144,8 @@ _Chains: TypeAlias = list[_Chain]
 class _Builder:
     """The vertices that are closed, in an order in which senders come before receivers."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: OutputMode) -> None:
+        self._mode = mode
         self.edges: list[Edge] = []
         self.vertices: list[Vertex] = []
 
@@ -150,6 +162,11 @@ class _Builder:
                 return self._append(child, MapInArrowSpec(function, name, schema))
             case EventTimeWatermark(child=child, column=column, delay_ms=delay_ms, schema=schema):
                 return self._append(child, WatermarkSpec(column, delay_ms, schema))
+            case Generate(child=child, schema=schema):
+                spec = GenerateSpec(node.collection, node.exploded_as, node.of_empty, node.kept, schema)
+                return self._append(child, spec)
+            case Expand(child=child, projections=projections, schema=schema):
+                return self._append(child, ExpandSpec(projections, schema))
             case Union(children=children, schema=schema):
                 return [chain for child in children for chain in self._renamed(child, schema)]
             case Repartition():
@@ -168,6 +185,9 @@ class _Builder:
 
     def cut(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema) -> _Chain:
         """Closes the chains with edges to a new one."""
+        if isinstance(partitioning, HashPartitioning):
+            for key in _keys(schema, partitioning):
+                check_key_type(key.type)
         return _Chain(inputs=self.close_all(chains, partitioning, schema, input=FIRST_INPUT))
 
     def close_all(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema, *, input: int) -> list[_Input]:
@@ -222,8 +242,11 @@ class _Builder:
         return after
 
     def _aggregate(self, node: Aggregate) -> _Chain:
-        if not node.keys:
-            raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
+        if self._mode is OutputMode.APPEND and node.event_time is None:
+            raise UnsupportedPlan(
+                "Tidegate does not run an aggregation in append mode whose keys have no watermark: "
+                "group by a window or timestamp that has one, or use outputMode('update')."
+            )
         chains = self.chains(node.child)
         columns, calls = _aggregate_input(node)
         schema = pa.schema([pa.field(_column_name(column, at), column.type) for at, column in enumerate(columns)])
@@ -232,8 +255,11 @@ class _Builder:
         else:
             for chain in chains:
                 chain.operators.append(ProjectSpec(columns, schema))
-        keyed = self.cut(chains, HashPartitioning(len(node.keys)), schema)
-        keyed.operators.append(AggregateSpec(len(node.keys), calls, node.results, schema, node.schema))
+        # Sessions of a key meet in one task, so that the session itself cannot say which.
+        is_session = node.event_time is not None and node.event_time.key is EventTimeKey.SESSION
+        keyed = self.cut(chains, HashPartitioning(len(node.keys) - is_session), schema)
+        spec = AggregateSpec(len(node.keys), calls, node.results, schema, node.schema, self._mode, node.event_time)
+        keyed.operators.append(spec)
         return keyed
 
     def _close(self, chain: _Chain, sink: Sink | None) -> VertexId:
@@ -250,18 +276,25 @@ class _Builder:
 
 
 def _aggregate_input(node: Aggregate) -> tuple[tuple[Expression, ...], tuple[AggregateCall, ...]]:
-    """[keys..., arguments...], each argument once, and the calls over these columns."""
+    """[keys..., arguments and conditions...], each once, and the calls over these columns."""
     columns = list(node.keys)
-    calls = []
-    for call in node.calls:
-        arguments = []
-        for argument in call.arguments:
-            if argument not in columns:
-                columns.append(argument)
-            position = columns.index(argument)
-            arguments.append(Column(position, _column_name(argument, position), argument.type))
-        calls.append(AggregateCall(call.function, tuple(arguments), call.type, call.ansi))
-    return tuple(columns), tuple(calls)
+
+    def column_of(expression: Expression) -> Column:
+        if expression not in columns:
+            columns.append(expression)
+        position = columns.index(expression)
+        return Column(position, _column_name(expression, position), expression.type)
+
+    calls = [
+        replace(
+            call,
+            arguments=tuple(column_of(argument) for argument in call.arguments),
+            condition=None if call.condition is None else column_of(call.condition),
+        )
+        for call in node.calls
+    ]
+    # Rows without columns would not travel.
+    return tuple(columns) or (Literal(True, pa.bool_()),), tuple(calls)
 
 
 def _is_identity(columns: tuple[Expression, ...], schema: pa.Schema) -> bool:
@@ -277,8 +310,9 @@ def _details(operator: OperatorSpec) -> str:
     match operator:
         case AggregateSpec() | TransformWithStateSpec():
             keys = ", ".join(field.name for field in list(operator.input_schema)[: operator.key_count])
-            return f"by [{keys}] {_fields(operator.schema)}"
-        case ProjectSpec() | FilterSpec() | MapInArrowSpec():
+            mode = f", {operator.mode.value} mode" if isinstance(operator, AggregateSpec) else ""
+            return f"by [{keys}]{mode} {_fields(operator.schema)}"
+        case ProjectSpec() | FilterSpec() | MapInArrowSpec() | GenerateSpec() | ExpandSpec():
             return _fields(operator.schema)
         case WatermarkSpec():
             column = operator.schema.field(operator.column).name
@@ -292,9 +326,10 @@ def _details(operator: OperatorSpec) -> str:
 
 def _state_shape(operator: OperatorSpec) -> str:
     match operator:
-        case AggregateSpec(calls=calls):
+        case AggregateSpec(calls=calls, event_time=event_time):
             held = ", ".join(f"{call.function.value}:{call.type}" for call in calls)
-            return f"Aggregate keys={_key_types(operator)} in={_types(operator.input_schema)} calls=[{held}]"
+            by = "" if event_time is None else f" by={event_time.key.value}:{event_time.position}"
+            return f"Aggregate keys={_key_types(operator)}{by} in={_types(operator.input_schema)} calls=[{held}]"
         case TransformWithStateSpec():
             shapes = f"in={_fields(operator.input_schema)} out={_fields(operator.schema)}"
             return f"TransformWithState keys={_key_types(operator)} {shapes}"
@@ -304,6 +339,10 @@ def _state_shape(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec():
             return "MapInArrow"
+        case GenerateSpec():
+            return "Generate"
+        case ExpandSpec():
+            return "Expand"
         case WatermarkSpec():
             return "Watermark"
         case ConnectSpec():

@@ -51,25 +51,91 @@ class AggregateFunction(Enum):
     COUNT_ROWS = "count(*)"  # counts rows
     COUNT = "count"  # counts rows whose arguments are all not null
     SUM = "sum"
+    AVG = "avg"
+    MIN = "min"
+    MAX = "max"
+    MIN_BY = "min_by"
+    MAX_BY = "max_by"
+    FIRST = "first"
+    FIRST_NON_NULL = "first non-null"
+    LAST = "last"
+    LAST_NON_NULL = "last non-null"
+    COLLECT_LIST = "collect_list"  # without nulls
+    COLLECT_LIST_WITH_NULLS = "collect_list with nulls"
+    COLLECT_SET = "collect_set"  # without nulls
+    COLLECT_SET_WITH_NULLS = "collect_set with nulls"
+    BIT_AND = "bit_and"
+    BIT_OR = "bit_or"
+    BIT_XOR = "bit_xor"
+    STDDEV_POP = "stddev_pop"
+    STDDEV_SAMP = "stddev"
+    VAR_POP = "var_pop"
+    VAR_SAMP = "variance"
+    SKEWNESS = "skewness"
+    KURTOSIS = "kurtosis"
+    COVAR_POP = "covar_pop"
+    COVAR_SAMP = "covar_samp"
+    CORR = "corr"
+    APPROX_COUNT_DISTINCT = "approx_count_distinct"  # of hashes, which are its argument
+
+
+@dataclass(frozen=True, slots=True)
+class SketchTables:
+    """What Spark's HyperLogLog++ of a precision corrects its estimates by, as Spark's own class has it."""
+
+    precision: int
+    raw_estimates: tuple[float, ...]
+    biases: tuple[float, ...]
+    threshold: float
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
+    """`condition`: FILTER (WHERE ...): only rows for which it is true count."""
+
     function: AggregateFunction
     arguments: tuple[Expression, ...]
     type: pa.DataType
     ansi: bool
+    condition: Expression | None = None
+    sketch: SketchTables | None = None
+
+
+class OutputMode(Enum):
+    APPEND = "append"  # a group once, when event time has passed it
+    UPDATE = "update"  # groups that changed
+    COMPLETE = "complete"  # every group, each time
+
+
+class EventTimeKey(Enum):
+    """How event time is read from a key: the predicate by which Spark finds late rows and finished groups."""
+
+    TIMESTAMP = "timestamp"  # the key itself
+    WINDOW = "window"  # the end of a struct of start and end
+    SESSION = "session"  # the same, of windows that grow together when they touch
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """`position`: which key; that of a session is the last one."""
+
+    position: int
+    key: EventTimeKey
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Groups by `keys` (over the child's columns), computes `calls`; `results` are over the row [keys..., calls...]."""
+    """Groups by `keys` (over the child's columns), computes `calls`; `results` are over the row [keys..., calls...].
+
+    `event_time`: None if no key has a watermark or is a session.
+    """
 
     child: "Node"
     keys: tuple[Expression, ...]
     calls: tuple[AggregateCall, ...]
     results: tuple[Expression, ...]
     schema: pa.Schema
+    event_time: EventTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +185,54 @@ class Repartition:
     schema: pa.Schema
 
 
+class ExplodedAs(Enum):
+    """What stands for an element of an array or a map; a map's element is a key and a value."""
+
+    VALUE = "explode"
+    POSITION_AND_VALUE = "posexplode"
+    FIELDS = "inline"  # of an array of structs
+
+
+class EmptyCollections(Enum):
+    """What a row with an empty or null collection gives."""
+
+    NO_ROW = "no row"
+    ONE_ROW = "one row"  # with nulls for the element
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Each row once for every element of `collection`: the columns at `kept`, then those of the element."""
+
+    child: "Node"
+    collection: Expression
+    exploded_as: ExplodedAs
+    of_empty: EmptyCollections
+    kept: tuple[int, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Each row once for every projection."""
+
+    child: "Node"
+    projections: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
+
+
 Node: TypeAlias = (
-    Scan | Project | Filter | MapInArrow | Aggregate | TransformWithState | EventTimeWatermark | Union | Repartition
+    Scan
+    | Project
+    | Filter
+    | MapInArrow
+    | Aggregate
+    | TransformWithState
+    | EventTimeWatermark
+    | Union
+    | Repartition
+    | Generate
+    | Expand
 )
 
 
@@ -129,3 +241,4 @@ class Sink:
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
+    mode: OutputMode = OutputMode.UPDATE

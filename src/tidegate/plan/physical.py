@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import AggregateCall, Scan, Sink
+from tidegate.plan.nodes import AggregateCall, EmptyCollections, EventTime, ExplodedAs, OutputMode, Scan, Sink
 from tidegate.protocol.rescale import EdgeKind, EdgeShape
 
 
@@ -33,13 +33,15 @@ class MapInArrowSpec:
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """Keyed by the first `key_count` columns of its input; update mode."""
+    """Keyed by the first `key_count` columns of its input; a session, which is no key of the edge, is the last."""
 
     key_count: int
     calls: tuple[AggregateCall, ...]
     results: tuple[Expression, ...]
     input_schema: pa.Schema
     schema: pa.Schema
+    mode: OutputMode = OutputMode.UPDATE
+    event_time: EventTime | None = None
 
 
 class TimeMode(Enum):
@@ -91,8 +93,31 @@ class ConnectSpec:
     time_mode: TimeMode = TimeMode.NONE
 
 
+@dataclass(frozen=True, slots=True)
+class GenerateSpec:
+    collection: Expression
+    exploded_as: ExplodedAs
+    of_empty: EmptyCollections
+    kept: tuple[int, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandSpec:
+    projections: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
+
+
 OperatorSpec: TypeAlias = (
-    ProjectSpec | FilterSpec | MapInArrowSpec | AggregateSpec | TransformWithStateSpec | WatermarkSpec | ConnectSpec
+    ProjectSpec
+    | FilterSpec
+    | MapInArrowSpec
+    | AggregateSpec
+    | TransformWithStateSpec
+    | WatermarkSpec
+    | ConnectSpec
+    | GenerateSpec
+    | ExpandSpec
 )
 
 

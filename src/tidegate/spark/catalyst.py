@@ -17,6 +17,7 @@ from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPl
 from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import (
     EventTimeWatermark,
+    Expand,
     Filter,
     MapInArrow,
     Node,
@@ -28,6 +29,7 @@ from tidegate.plan.nodes import (
 )
 from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_expressions import Scope, read_expression
+from tidegate.spark.catalyst_generators import kept_columns, read_generate, read_projections
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
 from tidegate.spark.ingest_plan import read_or_ingest
@@ -45,19 +47,18 @@ _ADVICE: Mapping[str, str] = {
     "Join": "join with a fixed table inside mapInArrow, or join before the stream is written to its source",
     "Deduplicate": "keep the keys seen in a ValueState of transformWithState",
     "DeduplicateWithinWatermark": "keep the keys seen in a ValueState of transformWithState",
-    "Window": "use groupBy with count or sum, or transformWithState",
+    "Window": "use groupBy with an aggregate function, or transformWithState",
     "UpdateEventTimeWatermarkColumn": "remove eventTimeColumnName",
     "MapInPandas": "use mapInArrow",
     "BatchEvalPython": "call the Python function in mapInArrow",
     "ArrowEvalPython": "call the Python function in mapInArrow",
-    "Generate": "explode inside mapInArrow",
     "FlatMapGroupsInPandasWithState": "use transformWithState with a ValueState",
     "LocalRelation": "the query can have no rows, or reads a fixed table, so there is no stream to run",
     "GlobalLimit": "remove limit",
     "LocalLimit": "remove limit",
     "Sort": "remove orderBy; a stream has no end to sort before",
 }
-_SUPPORTED = "supported are select, where, groupBy with count and sum, mapInArrow and transformWithState"
+_SUPPORTED = "supported are select, where, groupBy with aggregate functions, mapInArrow and transformWithState"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
     require_classic(df)
     mode = output_mode.lower()
     if mode not in _OUTPUT_MODES:
-        raise OptionError(f"Output mode {output_mode!r} does not exist: use append or update.")
+        raise OptionError(f"Output mode {output_mode!r} does not exist: use append, update or complete.")
     from pyspark.errors import AnalysisException
 
     jvm: Any = df.sparkSession._jvm
@@ -104,8 +105,6 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
         checker.checkForStreaming(df._jdf.queryExecution().analyzed(), spark_mode)
     except AnalysisException as refusal:
         raise UnsupportedPlan(_sparks_sentence(refusal, mode)) from None
-    if mode == "complete":
-        raise UnsupportedPlan("Output mode complete is not available: use update, which emits the changed groups.")
 
 
 def _sparks_sentence(refusal: Exception, mode: str) -> str:
@@ -191,6 +190,21 @@ def _read_watermark(tree: PlanTree) -> Read:
     return Read(EventTimeWatermark(child.node, column.index, delay_ms, child.node.schema), child.ids)
 
 
+def _read_generate(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    attributes = tree.expressions("generatorOutput")
+    kept = kept_columns(tree, len(child.ids))
+    node = read_generate(tree, child.node, child.scope(), kept, _attribute_schema(attributes))
+    return Read(node, [*(child.ids[index] for index in kept), *_ids(attributes)])
+
+
+def _read_expand(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    attributes = tree.expressions("output")
+    node = Expand(child.node, read_projections(tree, child.scope()), _attribute_schema(attributes))
+    return Read(node, _ids(attributes))
+
+
 def _read_union(tree: PlanTree) -> Read:
     children = [_read(child) for child in tree.children]
     first = children[0]
@@ -216,9 +230,9 @@ def _read_repartition_by_expression(tree: PlanTree) -> Read:
 
 def _read_aggregate(tree: PlanTree) -> Read:
     keys = tree.expressions("groupingExpressions")
-    if not keys:
-        raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
-    child = _read(tree.children[0])
+    below = tree.children[0]
+    # Rows that are only counted: Spark drops all columns, which changes nothing about how many there are.
+    child = _read(below.children[0] if below.name == "Project" and not below.fields["projectList"] else below)
     outputs = tree.expressions("aggregateExpressions")
     read = read_aggregate(child.node, child.scope(), keys=keys, outputs=outputs)
     return Read(read(_named_schema(outputs, read.results)), _ids(outputs))
@@ -232,7 +246,9 @@ def _read_transform_with_state(tree: PlanTree) -> Read:
     if key_count == 0:
         raise UnsupportedPlan("Tidegate does not run Spark's TransformWithStateInPySpark without keys: use groupBy.")
     _check_state_keys(child, key_count)
+    _require_flat(tree, child.node.schema)
     attributes = tree.expressions("outputAttrs")
+    _require_flat(tree, _attribute_schema(attributes))
     node = TransformWithState(child.node, key_count, _command(tree), _attribute_schema(attributes))
     check_processor(node.processor)
     return Read(node, _ids(attributes))
@@ -261,6 +277,16 @@ def _check_state_keys(child: Read, key_count: int) -> None:
             raise UnsupportedPlan(
                 f"Tidegate does not run transformWithState grouped by {key.name!r}, a floating point number: "
                 f"cast it to a long, a decimal or a string."
+            )
+
+
+def _require_flat(tree: PlanTree, schema: pa.Schema) -> None:
+    """Rows of user code hold plain values: a struct there would have to be a Row, a map a dict."""
+    for field in schema:
+        if pa.types.is_nested(field.type) or pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
+            raise UnsupportedPlan(
+                f"Tidegate does not run Spark's {tree.name} with column {field.name!r} of type {field.type}: "
+                f"select its parts as columns of their own before, or use mapInArrow."
             )
 
 
@@ -313,6 +339,8 @@ _READERS: Mapping[str, Callable[[PlanTree], Read]] = {
     "Filter": _read_filter,
     "MapInArrow": _read_map_in_arrow,
     "EventTimeWatermark": _read_watermark,
+    "Generate": _read_generate,
+    "Expand": _read_expand,
     "Union": _read_union,
     "Repartition": _read_repartition,
     "RepartitionByExpression": _read_repartition_by_expression,

@@ -248,4 +248,5 @@ def _progress(task: Task) -> TaskProgress:
         backpressured_ms=counters.backpressured_ms,
         paused_ms=task.paused_ms(),
         watermark_ms=task.watermark_ms(),
+        late_rows=task.late_rows.count,
     )

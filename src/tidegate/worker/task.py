@@ -13,7 +13,7 @@ import pyarrow as pa
 from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Prepared, Rows, SinkWriter
 from tidegate.model.clock import Clock
 from tidegate.model.ids import CheckpointId, EdgeId, TaskId
-from tidegate.operators.contract import NO_FLOORS, Emit, Operator, TwoInputOperator
+from tidegate.operators.contract import NO_FLOORS, Emit, LateRows, Operator, TwoInputOperator
 from tidegate.plan.physical import SECOND_INPUT
 from tidegate.protocol.barriers import TakeSnapshot
 from tidegate.protocol.finished import TaskEnd
@@ -90,6 +90,7 @@ class Task:
     restored: StoredTask = field(default_factory=StoredTask)
     floors: KeyGroupFloors = NO_FLOORS
     watermark_interval_ms: float = 0.0
+    late_rows: LateRows = field(default_factory=LateRows)
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
     _end: TaskEnd = field(default_factory=TaskEnd)
