@@ -12,11 +12,15 @@ from tidegate.plan.expressions import Expression
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes."""
+    """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes.
+
+    `payload`: what only the spark layer can make and open, for connectors that need more than options.
+    """
 
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from tidegate.spark.catalyst_user_code import (
     read_udfs,
     session_of_plan,
 )
+from tidegate.spark.ingest_plan import read_or_ingest
 from tidegate.spark.types import to_arrow_type
 
 _OUTPUT_MODES = ("append", "update", "complete")
@@ -75,7 +76,7 @@ class Read:
 
 def read_plan(df: DataFrame) -> Node:
     """The plan Tidegate runs for a streaming DataFrame; raises `UnsupportedPlan` for what it does not run."""
-    _require_classic(df)
+    require_classic(df)
     if not df.isStreaming:
         raise OptionError(
             "The DataFrame is not a streaming one: read its source with spark.readStream, or use df.write for a batch."
@@ -94,7 +95,7 @@ def read_plan(df: DataFrame) -> Node:
 
 def check_output_mode(df: DataFrame, output_mode: str) -> None:
     """Asks Spark whether the query may be written in this mode; raises `UnsupportedPlan` with Spark's sentence."""
-    _require_classic(df)
+    require_classic(df)
     mode = output_mode.lower()
     if mode not in _OUTPUT_MODES:
         raise OptionError(f"Output mode {output_mode!r} does not exist: use append, update or complete.")
@@ -116,7 +117,7 @@ def _sparks_sentence(refusal: Exception, mode: str) -> str:
     return words if other is None or "output mode" not in words else f"{words} Use outputMode('{other}')."
 
 
-def _require_classic(df: object) -> None:
+def require_classic(df: object) -> None:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     if isinstance(df, ClassicDataFrame):
@@ -130,6 +131,10 @@ def _require_classic(df: object) -> None:
 
 
 def _read(tree: PlanTree) -> Read:
+    return read_or_ingest(tree, _read_natively, Read)
+
+
+def _read_natively(tree: PlanTree) -> Read:
     reader = _READERS.get(tree.name)
     if reader is None:
         _refuse(tree)
