@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 def constant(value: Any, type_: pa.DataType) -> pa.Scalar:
-    """Times are given as the integers that Arrow stores: days, or units since the epoch."""
+    """Times are given as the integers that Arrow stores: days, or units since the epoch; intervals as their parts."""
     return _single(value, type_)[0]
 
 
@@ -62,6 +62,9 @@ def _fixed_bytes(value: Any, type_: pa.DataType) -> bytes:
         return int(value).to_bytes(4, "little", signed=True) + bytes(12)
     if pa.types.is_floating(type_):
         return np.array([value], np.float32 if type_.bit_width == 32 else np.float64).tobytes()
+    if type_ == pa.month_day_nano_interval():
+        months, days, nanos = value
+        return np.array([months, days], np.int32).tobytes() + np.array([nanos], np.int64).tobytes()
     return int(value).to_bytes(type_.bit_width // 8, "little", signed=True)
 
 
