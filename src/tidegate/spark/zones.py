@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from pyspark import SparkContext
+from pyspark.errors import DateTimeException
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.zones import ChangeClock, YearlyChange, ZoneRules
@@ -39,11 +40,9 @@ class _Jvm:
 
 @lru_cache(maxsize=64)
 def _read(name: str, jvm: _Jvm) -> ZoneRules:
-    from py4j.protocol import Py4JJavaError
-
     try:
         rules = jvm.view.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(name).getRules()
-    except Py4JJavaError:
+    except DateTimeException:
         raise UnsupportedPlan(f"Java knows no time zone {name!r}: use a name such as Europe/Berlin.") from None
     transitions = _TRANSITION.findall(str(rules.getTransitions().toString()))
     if not transitions:

@@ -22,9 +22,11 @@ _LONG = np.iinfo(np.int64)
 
 def build_exact(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     """Add, Subtract, UnaryMinus and Abs of intervals."""
-    if any(argument.type != DURATION for argument in arguments) or call.function not in _EXACT or not call.ansi:
+    if any(argument.type != DURATION for argument in arguments) or call.function not in _EXACT:
         raise unsupported(call.function, *(argument.type for argument in arguments))
-    return lift(call, arguments, _checked(call, _EXACT[call.function]), raises=True)
+    # Without ANSI mode Spark lets only a changed sign wrap around.
+    exact, wrapping = _EXACT[call.function]
+    return lift(call, arguments, _checked(call, exact if call.ansi else wrapping), raises=True)
 
 
 def build_multiple(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
@@ -77,11 +79,11 @@ def _overflow(call: Call) -> UserCodeFailure:
     return UserCodeFailure(sentence("INTERVAL_ARITHMETIC_OVERFLOW", "an interval is too long", call))
 
 
-_EXACT: Mapping[str, Callable[..., pa.Array]] = {
-    "Add": pc.add_checked,
-    "Subtract": pc.subtract_checked,
-    "UnaryMinus": pc.negate_checked,
-    "Abs": pc.abs_checked,
+_EXACT: Mapping[str, tuple[Callable[..., pa.Array], Callable[..., pa.Array]]] = {
+    "Add": (pc.add_checked, pc.add_checked),
+    "Subtract": (pc.subtract_checked, pc.subtract_checked),
+    "UnaryMinus": (pc.negate_checked, pc.negate),
+    "Abs": (pc.abs_checked, pc.abs),
 }
 
 BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
