@@ -143,6 +143,8 @@ def test_a_date_that_does_not_exist_raises_in_ansi_and_is_null_without() -> None
     assert values(call("MakeDate", *parts, type=DATE, ansi=False), rows) == [None, 19_782, None]
     with pytest.raises(UserCodeFailure, match=r"\[DATETIME_FIELD_OUT_OF_BOUNDS\]"):
         values(call("MakeDate", *parts, type=DATE), rows)
+    with pytest.raises(UserCodeFailure, match=r"\[ARITHMETIC_OVERFLOW\]"):
+        values(call("MakeDate", *parts, type=DATE, ansi=False), batch((pa.int32(), [9_000_000]), (pa.int32(), [1])))
 
 
 def test_what_a_null_hides_does_not_raise() -> None:
@@ -231,8 +233,11 @@ def test_text_that_is_no_date_is_null_or_raises() -> None:
 
 # -- hashes
 
+# Of one, two and three blocks of xxHash64, with every kind of rest.
+LONG = [bytes(range(length)) for length in (31, 32, 39, 47, 67, 71, 96, 100)]
 
-@given(st.lists(st.none() | st.binary(max_size=75), min_size=1, max_size=12))
+
+@given(st.lists(st.none() | st.binary(max_size=9) | st.sampled_from(LONG), min_size=1, max_size=12))
 @pytest.mark.parametrize(("function", "type_"), [("Murmur3Hash", pa.int32()), ("XxHash64", pa.int64())])
 def test_rows_are_hashed_independently_of_each_other(
     function: str, type_: pa.DataType, content: list[bytes | None]

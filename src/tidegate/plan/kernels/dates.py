@@ -92,16 +92,16 @@ def build_truncation(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 
 def build_from_parts(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
-    """MakeDate: no such day is an error in ANSI mode, else null."""
+    """MakeDate: no such day is an error in ANSI mode, else null; one too far away is always an error."""
     require(call, arguments, pa.int32(), pa.int32(), pa.int32())
 
     def run(year: Numbers, month: Numbers, day: Numbers) -> Lifted:
         days, exists = days_of_parts(year, month, day)
         if call.ansi and not exists.all():
             raise UserCodeFailure(sentence("DATETIME_FIELD_OUT_OF_BOUNDS", "a year, month or day is none", call))
-        return np.where(exists, days, 0), ~exists
+        return checked_days(call, np.where(exists, days, 0)), ~exists
 
-    return lift(call, arguments, run, raises=call.ansi)
+    return lift(call, arguments, run, raises=True)
 
 
 def build_reinterpreted(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
@@ -128,13 +128,12 @@ def date_truncation(unit: str) -> Callable[[Longs], Longs] | None:
 
 
 def days_of_parts(year: Numbers, month: Numbers, day: Numbers) -> tuple[Longs, Flags]:
-    """The days since the epoch, and which of them exist and fit."""
+    """The days since the epoch, and which of them exist."""
     years, months, of_month = (part.astype(np.int64) for part in (year, month, day))
     exists = (months >= 1) & (months <= 12) & (of_month >= 1) & (np.abs(years) <= 999_999_999)
     index = calendar.months_of(np.where(exists, years, 1970), np.where(exists, months, 1))
     days = calendar.days_of_month_start(index) + of_month - 1
-    exists &= of_month <= calendar.month_length(index)
-    return days, exists & (days >= _INT_LIMITS.min) & (days <= _INT_LIMITS.max)
+    return days, exists & (of_month <= calendar.month_length(index))
 
 
 def checked_days(call: Call, days: Longs) -> Longs:
