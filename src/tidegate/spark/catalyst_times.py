@@ -17,7 +17,7 @@ from tidegate.spark.zones import zone_rules
 
 # They are a cast to local time and one back, each in a zone that an argument names.
 ZONE_CONVERSIONS = frozenset({"ToUTCTimestamp", "FromUTCTimestamp", "ConvertTimezone"})
-_TAKE_INTERVALS = frozenset({"TimestampAddInterval", "TimestampAddYMInterval", "DateAddYMInterval", "DateAddInterval"})
+_TAKE_INTERVALS = frozenset({"TimestampAddInterval", "DateAddInterval"})
 _FORMATS = frozenset({"DateFormatClass", "FromUnixTime", "UnixTimestamp", "ToUnixTimestamp", "GetTimestamp"})
 _TIMESTAMP, _TIMESTAMP_NTZ = pa.timestamp("us", "UTC"), pa.timestamp("us")
 _PARSER_POLICY = "spark.sql.legacy.timeParserPolicy"
@@ -50,16 +50,11 @@ def times_of_conversion(tree: ExpressionTree) -> ExpressionTree:
 
 
 def constant_interval(tree: ExpressionTree, parent: ExpressionTree) -> Literal | None:
-    """A constant of a type that no column has, where a function of time takes it: months, or months, days and time."""
-    if parent.name not in _TAKE_INTERVALS or tree.name != "Literal":
+    """An interval of months, days and time, which no column is, where a function of times takes it as a constant."""
+    if parent.name not in _TAKE_INTERVALS or tree.name != "Literal" or tree.fields["dataType"] != "interval":
         return None
-    type_ = tree.fields["dataType"]
     value = tree.jvm.value()
-    if type_ == "interval":
-        return Literal(None if value is None else _packed(value), pa.month_day_nano_interval())
-    if type_ in ("interval month", "interval year", "interval year to month"):
-        return Literal(None if value is None else (int(value), 0, 0), pa.month_day_nano_interval())
-    return None
+    return Literal(None if value is None else _packed(value), pa.month_day_nano_interval())
 
 
 def check_formats(tree: ExpressionTree) -> None:
