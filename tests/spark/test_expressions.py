@@ -176,8 +176,6 @@ REFUSED = {
     "cast(d as timestamp)": "Cast",
     "greatest(d, e)": "Greatest",
     "greatest(ts, timestamp'1970-01-01 00:00:00')": "Greatest",
-    "year(dt)": "Year",
-    "ts + interval 1 day": "TimestampAddInterval",
     "collate(t, 'UTF8_LCASE') = 'a'": "Collat",
     "concat(s, cast(l + 1 as string))": "Concat",
     "t like s": "Like",

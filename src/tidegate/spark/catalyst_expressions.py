@@ -14,6 +14,15 @@ from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan import kernels
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal
 from tidegate.spark.catalyst_nested import check_settings_of_session, nested_settings, read_jvm_value
+from tidegate.spark.catalyst_times import (
+    ZONE_CONVERSIONS,
+    check_formats,
+    constant_interval,
+    rules_of_call,
+    rules_of_cast,
+    times_of_conversion,
+    zone_conversion,
+)
 from tidegate.spark.catalyst_trees import ExpressionTree
 from tidegate.spark.types import to_arrow_type
 
@@ -98,16 +107,21 @@ def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expr
         case "LambdaFunction":
             return _lambda(tree, scope, substitute)
     check_settings_of_session(tree)
+    if tree.name in ZONE_CONVERSIONS:
+        return zone_conversion(tree, _convert(times_of_conversion(tree), scope, substitute))
     if tree.name != "Cast" and tree.name not in kernels.supported_functions():
         raise _refused(tree, f"Tidegate has no kernel for {tree.name}")
-    children = tuple(_convert(child, scope, substitute) for child in tree.children)
+    check_formats(tree)
+    children = tuple(constant_interval(child, tree) or _convert(child, scope, substitute) for child in tree.children)
     if tree.name == "Cast":
         target = to_arrow_type(tree.fields["dataType"], of=f"Expression {tree.sql()}")
-        zone = tree.fields.get("timeZoneId") or "unknown"
-        return Cast(children[0], target, evaluation_is_ansi(tree), zone)
+        zone = tree.fields.get("timeZoneId")
+        rules = rules_of_cast(children[0].type, target, zone)
+        return Cast(children[0], target, evaluation_is_ansi(tree), zone or "unknown", rules)
     if tree.name == "AtLeastNNonNulls":
         children = (Literal(tree.fields["n"], pa.int32()), *children)
-    return Call(tree.name, children, _result_type(tree, children), evaluation_is_ansi(tree), _settings(tree))
+    result = _result_type(tree, children)
+    return Call(tree.name, children, result, evaluation_is_ansi(tree), _settings(tree), rules_of_call(tree))
 
 
 # Where an expression stands, how it raises errors, what else is read elsewhere.

@@ -16,10 +16,16 @@ from tidegate.plan.kernels import (
     array_making,
     arrays,
     comparison,
+    dates,
+    hashes,
+    interval_arithmetic,
+    intervals,
     lambdas,
     logic,
     nested,
     strings,
+    time_formats,
+    timestamps,
     unscaled,
 )
 from tidegate.plan.kernels.casts import build_cast
@@ -47,6 +53,12 @@ _BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **arrays.BUILDERS,
     **array_making.BUILDERS,
     **unscaled.BUILDERS,
+    **dates.BUILDERS,
+    **timestamps.BUILDERS,
+    **intervals.BUILDERS,
+    **interval_arithmetic.BUILDERS,
+    **time_formats.BUILDERS,
+    **hashes.BUILDERS,
 }
 # Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
 _NULL_INTOLERANT = (
@@ -55,6 +67,8 @@ _NULL_INTOLERANT = (
     | nested.NULL_INTOLERANT
     | arrays.NULL_INTOLERANT
     | array_making.NULL_INTOLERANT
+    | frozenset({**dates.BUILDERS, **timestamps.BUILDERS, **time_formats.BUILDERS})
+    | frozenset({**intervals.BUILDERS, **interval_arithmetic.BUILDERS})
 )
 
 

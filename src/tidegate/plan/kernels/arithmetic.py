@@ -1,6 +1,6 @@
 """Spark's arithmetic on integers and floats: ANSI raises, legacy wraps around and gives null for a zero divisor.
 
-Decimal and interval arithmetic is refused: Arrow rounds and widens decimals by other rules than Spark.
+Decimal arithmetic is refused: Arrow rounds and widens decimals by other rules than Spark.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Call
 from tidegate.plan.kernels.constants import constant
+from tidegate.plan.kernels.interval_arithmetic import DURATION, build_exact
 from tidegate.plan.kernels.values import (
     Kernel,
     Value,
@@ -28,6 +29,8 @@ _SPARK_NAMES = {pa.int8(): "byte", pa.int16(): "short", pa.int32(): "integer", p
 
 def build_binary(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     """Add, Subtract, Multiply: the right side is skipped where the left is null."""
+    if call.type == DURATION:
+        return build_exact(call, arguments)
     _require_numbers(call, arguments)
     left, right = arguments
     wrapping, checked = _BINARY[call.function]
@@ -43,6 +46,8 @@ def build_binary(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 def build_unary(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     """UnaryMinus, Abs."""
+    if call.type == DURATION:
+        return build_exact(call, arguments)
     _require_numbers(call, arguments)
     (child,) = arguments
     wrapping, checked = _UNARY[call.function]

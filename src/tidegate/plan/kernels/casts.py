@@ -1,7 +1,7 @@
 """Spark's casts between numbers, booleans, strings and times, by ANSI or legacy rules.
 
 Refused, because Arrow and Java print or parse them differently: floats, decimals and times to and from strings,
-decimals to anything but a wider decimal, and times in a zone other than UTC.
+and decimals to anything but a wider decimal.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,13 @@ from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Cast
 from tidegate.plan.kernels.constants import constant, constants
 from tidegate.plan.kernels.nested_casts import nested_conversion
-from tidegate.plan.kernels.values import Kernel, Value, any_true, array_of, as_array, numpy_of, unsupported
+from tidegate.plan.kernels.time_casts import between_times
+from tidegate.plan.kernels.values import Kernel, Value, array_of, as_array, numpy_of, unsupported
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 
 _MICROS_PER_S = 1_000_000
-_MICROS_PER_DAY = 86_400 * _MICROS_PER_S
-_UTC_ZONES = frozenset({"UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "UTC+0", "Etc/UCT", "Zulu", "Etc/Zulu"})
 _TIMESTAMP = pa.timestamp("us", "UTC")
-_TIMESTAMP_NTZ = pa.timestamp("us")
 # What UTF8String.trimAll removes: Java's whitespace and ISO control characters of one byte.
 _BLANKS = "".join(map(chr, range(33))) + "\x7f"
 _TRUE_WORDS = constants(["t", "true", "y", "yes", "1"], pa.string())
@@ -205,16 +203,10 @@ def _from_time(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
     target = cast.type
     if source == _TIMESTAMP and target == pa.int64():
         return _timestamp_to_seconds, False
-    if cast.zone not in _UTC_ZONES:
+    conversion = between_times(cast, source)
+    if conversion is None:
         raise _refusal(cast, source)
-    both = {_TIMESTAMP, _TIMESTAMP_NTZ}
-    if source in both and target in both:
-        return lambda values: values.view(target), False
-    if source in both and target == pa.date32():
-        return _timestamp_to_date, False
-    if source == pa.date32() and target in both:
-        return lambda values: _date_to_timestamp(values, cast), True
-    raise _refusal(cast, source)
+    return conversion
 
 
 def _seconds_to_timestamp(values: pa.Array) -> pa.Array:
@@ -230,19 +222,6 @@ def _seconds_to_timestamp(values: pa.Array) -> pa.Array:
 
 def _timestamp_to_seconds(values: pa.Array) -> pa.Array:
     return array_of(np.floor_divide(numpy_of(values), _MICROS_PER_S), pa.int64(), nulls_of=values)
-
-
-def _timestamp_to_date(values: pa.Array) -> pa.Array:
-    days = np.floor_divide(numpy_of(values), _MICROS_PER_DAY).astype(np.int32)
-    return array_of(days, pa.date32(), nulls_of=values)
-
-
-def _date_to_timestamp(values: pa.Array, cast: Cast) -> pa.Array:
-    days = numpy_of(values).astype(np.int64)
-    furthest = constant(np.iinfo(np.int64).max // _MICROS_PER_DAY, pa.int64())
-    if any_true(pc.greater(pc.abs(pc.cast(values.view(pa.int32()), pa.int64())), furthest)):
-        raise UserCodeFailure(_sentence("CAST_OVERFLOW", cast, pa.date32()))
-    return array_of(days * _MICROS_PER_DAY, cast.type, nulls_of=values)
 
 
 def _is_wider(target: pa.DataType, source: pa.DataType) -> bool:
