@@ -195,6 +195,8 @@ FAMILIES = {"strings": STRINGS, "patterns": PATTERNS, "decimals": DECIMALS, "num
 CHUNK = 24
 # By the digits that Java prints for a float, which are the shortest since version 19.
 BY_DIGITS = [
+    "round(d, 2)", "round(d)", "bround(d)", "bround(d, 1)", "round(d, 17)", "round(d / 3, 4)", "round(l / 8, 2)",
+    "bround(i / 8, 2)",
     "cast(d as string)", "cast(f as string)", "cast(d as decimal(10,2))", "cast(d as decimal(38,18))",
     "cast(f as decimal(20,5))", "cast(d as decimal(3,3))", "try_cast(d as decimal(5,1))", "cast(d as decimal(38,0))",
     "s || d", "cast(f as decimal(38,37))",
@@ -206,7 +208,8 @@ REFUSED = {
     "pow(d, 2)": "Pow",
     "sin(d)": "Sin",
     "hypot(d, d)": "Hypot",
-    "round(d, 2)": "Round",
+    "round(d, -1)": "Round",
+    "round(f, 1)": "Round",
     "format_number(d, 2)": "FormatNumber",
     "levenshtein(s, t)": "Levenshtein",
     "soundex(s)": "SoundEx",

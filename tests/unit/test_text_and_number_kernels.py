@@ -144,3 +144,13 @@ def test_a_cast_names_the_first_row_that_fails() -> None:
 def test_a_double_is_printed_in_javas_layout(number: float, printed: str) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([number])], names=["d"])
     assert values(Cast(Column(0, "d", pa.float64()), TEXT, True, "UTC"), batch) == [printed]
+
+
+@pytest.mark.parametrize(
+    ("number", "rounded"),
+    [(2.675, 2.68), (-2.675, -2.68), (-0.001, 0.0), (1e300, 1e300), (1.005, 1.01), (0.1 + 0.2, 0.3), (None, None)],
+)
+def test_a_double_is_rounded_by_the_decimal_it_is_printed_as(number: float | None, rounded: float | None) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([number], pa.float64())], names=["d"])
+    expression = call("Round", Column(0, "d", pa.float64()), integer(2), type=pa.float64())
+    assert list(map(repr, values(expression, batch))) == [repr(rounded)]

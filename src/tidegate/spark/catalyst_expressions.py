@@ -125,15 +125,17 @@ def _function(tree: ExpressionTree, name: str, children: tuple[Expression, ...])
     if name == "Cast":
         target = to_arrow_type(tree.fields["dataType"], of=f"Expression {tree.sql()}")
         zone = tree.fields.get("timeZoneId") or "unknown"
-        cast = Cast(children[0], target, is_ansi, zone)
-        require_known_digits(tree, cast)
-        return cast
+        require_known_digits(tree, children[0].type, target)
+        return Cast(children[0], target, is_ansi, zone)
     if name == "AtLeastNNonNulls":
         children = (Literal(tree.fields["n"], pa.int32()), *children)
     if name in LIKE_LISTS:
         children = (*children, *like_patterns(tree))
     require_known_case(tree)
-    return Call(name, children, _result_type(tree, children), is_ansi, (*_settings(tree), *jvm_settings(tree)))
+    type_ = _result_type(tree, children)
+    if children:
+        require_known_digits(tree, children[0].type, type_)
+    return Call(name, children, type_, is_ansi, (*_settings(tree), *jvm_settings(tree)))
 
 
 # Where an expression stands, how it raises errors, what else is read elsewhere.

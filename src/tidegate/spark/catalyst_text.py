@@ -9,11 +9,12 @@ import pyarrow as pa
 from pyspark import SparkContext
 
 from tidegate.model.errors import UnsupportedPlan
-from tidegate.plan.expressions import Cast, Literal
+from tidegate.plan.expressions import Literal
 from tidegate.spark.catalyst_trees import ExpressionTree, short_name
 
 LIKE_LISTS = frozenset({"LikeAll", "LikeAny", "NotLikeAll", "NotLikeAny"})
 _CASE_FUNCTIONS = frozenset({"Upper", "Lower", "InitCap"})
+_ROUNDINGS = frozenset({"Round", "BRound"})
 _ICU_SETTING = "spark.sql.icu.caseMappings.enabled"
 # Languages with rules of their own for upper and lower case.
 _OWN_CASE_RULES = frozenset({"az", "el", "hy", "lt", "nl", "tr"})
@@ -52,11 +53,10 @@ def require_known_case(tree: ExpressionTree) -> None:
         )
 
 
-def require_known_digits(tree: ExpressionTree, cast: Cast) -> None:
-    """A float becomes a text or a decimal by the digits that Java prints for it."""
-    if not pa.types.is_floating(cast.child.type):
-        return
-    if cast.type != pa.string() and not pa.types.is_decimal(cast.type):
+def require_known_digits(tree: ExpressionTree, source: pa.DataType, target: pa.DataType) -> None:
+    """A float becomes a text or a decimal, or is rounded, by the digits that Java prints for it."""
+    by_digits = target == pa.string() or pa.types.is_decimal(target) or tree.name in _ROUNDINGS
+    if not pa.types.is_floating(source) or not by_digits:
         return
     version = str(_jvm().java.lang.System.getProperty("java.specification.version"))
     if version.startswith("1.") or int(version) < _SHORTEST_DIGITS_SINCE:

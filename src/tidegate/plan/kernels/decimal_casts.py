@@ -23,6 +23,8 @@ _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _MOST_DIGITS = 38
 _BEYOND_ALL_TYPES = rf"^[0-9]{{{_MOST_DIGITS + 1}}}"
 _WIDEST = 76
+# Doubles from here on are whole numbers.
+_NO_FRACTION_FROM = 2.0**53
 # Beyond it Java's exponents overflow.
 _LARGEST_EXPONENT = 2**31 - 1
 
@@ -122,7 +124,20 @@ def _of_floats(values: pa.Array, target: pa.DataType) -> pa.Array:
     ordinary = mask_of(np.isfinite(size) & ~is_large & ~is_small)
     exact = pc.cast(pc.cast(pc.if_else(ordinary, doubles, constant(0.0, pa.float64())), TEXT), type_)
     exact = pc.if_else(mask_of(is_large), power_of_ten(whole, type_), exact)
-    return pc.if_else(mask_of(np.isfinite(size)), exact, pa.nulls(1, type_)[0])
+    known = pc.and_(mask_of(np.isfinite(size)), values.is_valid())
+    return pc.if_else(known, exact, pa.nulls(1, type_)[0])
+
+
+def rounded_doubles(values: pa.Array, digits: int, mode: str) -> pa.Array:
+    """Rounds the decimal that Java prints for each; NaN, the infinities and numbers without a fraction stay."""
+    size = np.abs(numpy_of(values).astype(np.float64))
+    is_small = size < 10.0 ** -(digits + 2)
+    ordinary = mask_of((size < _NO_FRACTION_FROM) & ~is_small)
+    zero = constant(0.0, pa.float64())
+    exact = pc.cast(pc.cast(pc.if_else(ordinary, values, zero), TEXT), pa.decimal256(_WIDEST, digits + 19))
+    rounded = pc.cast(pc.cast(pc.round(exact, ndigits=digits, round_mode=mode), TEXT), pa.float64())
+    result = pc.if_else(ordinary, rounded, pc.if_else(mask_of(is_small), zero, values))
+    return pc.if_else(values.is_valid(), result, constant(None, pa.float64()))
 
 
 def _plain_texts(values: pa.Array, target: pa.DataType) -> pa.Array:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Call
 from tidegate.plan.kernels.constants import constant, constants
-from tidegate.plan.kernels.decimal_casts import lowest_bits
+from tidegate.plan.kernels.decimal_casts import lowest_bits, rounded_doubles
 from tidegate.plan.kernels.text import constant_integer, run_in_order
 from tidegate.plan.kernels.values import Kernel, Value, any_true, array_of, as_array, mask_of, numpy_of, unsupported
 
@@ -23,6 +23,9 @@ _FACTORIALS = constants([math.factorial(number) for number in range(21)], _LONG)
 _DEGREES_TO_RADIANS = 0.017453292519943295
 _RADIANS_TO_DEGREES = 57.29577951308232
 _LONG_DIGITS = 19
+# More of them change no double that has a fraction and is not tiny.
+_MOST_DIGITS = 30
+_ROUNDINGS: Mapping[str, str] = {"Round": "half_towards_infinity", "BRound": "half_to_even"}
 
 
 def build_of_double(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
@@ -66,17 +69,26 @@ def build_whole(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     return Kernel(run, _LONG, raises=call.ansi or child.raises)
 
 
-def build_round_integer(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
-    """Round, BRound of integers: digits behind the point change nothing."""
+def build_round(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
+    """Round, BRound of integers and doubles to a constant number of digits."""
     child, given = arguments
     digits = constant_integer(given, call.function, "scale")
+    if child.type == _DOUBLE == call.type and 0 <= digits <= _MOST_DIGITS:
+        mode = _ROUNDINGS[call.function]
+        return Kernel(
+            lambda rows: rounded_doubles(as_array(child.run(rows), rows.num_rows), digits, mode),
+            _DOUBLE,
+            raises=child.raises,
+        )
     if not pa.types.is_integer(child.type) or child.type != call.type:
-        raise unsupported(call.function, child.type)
-    if digits >= 0:
-        return child
+        raise unsupported(f"{call.function} to {digits} digits", child.type)
+    return child if digits >= 0 else _round_integers(call, child, digits)
+
+
+def _round_integers(call: Call, child: Kernel, digits: int) -> Kernel:
     if digits < -_LONG_DIGITS:
         raise unsupported(f"{call.function} to {digits} digits", child.type)
-    mode = "half_towards_infinity" if call.function == "Round" else "half_to_even"
+    mode = _ROUNDINGS[call.function]
 
     def run(rows: pa.RecordBatch) -> Value:
         values = pc.cast(as_array(child.run(rows), rows.num_rows), pa.decimal128(38, 0))
@@ -157,7 +169,7 @@ _OF_DOUBLE: Mapping[str, Callable[..., npt.NDArray[np.generic]]] = {
 BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **dict.fromkeys(_OF_DOUBLE, build_of_double),
     **dict.fromkeys(("Ceil", "Floor"), build_whole),
-    **dict.fromkeys(("Round", "BRound"), build_round_integer),
+    **dict.fromkeys(_ROUNDINGS, build_round),
     **dict.fromkeys(("ShiftLeft", "ShiftRight", "ShiftRightUnsigned"), build_shift),
     "BitwiseCount": build_bit_count,
     "Factorial": build_factorial,
