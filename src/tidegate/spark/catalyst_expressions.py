@@ -133,7 +133,7 @@ def _function(tree: ExpressionTree, name: str, children: tuple[Expression, ...])
         children = (*children, *like_patterns(tree))
     require_known_case(tree)
     type_ = _result_type(tree, children)
-    if children:
+    if name in ("Round", "BRound"):
         require_known_digits(tree, children[0].type, type_)
     return Call(name, children, type_, is_ansi, (*_settings(tree), *jvm_settings(tree)))
 

@@ -55,8 +55,10 @@ def require_known_case(tree: ExpressionTree) -> None:
 
 def require_known_digits(tree: ExpressionTree, source: pa.DataType, target: pa.DataType) -> None:
     """A float becomes a text or a decimal, or is rounded, by the digits that Java prints for it."""
-    by_digits = target == pa.string() or pa.types.is_decimal(target) or tree.name in _ROUNDINGS
-    if not pa.types.is_floating(source) or not by_digits:
+    prints = tree.name in _ROUNDINGS or any(
+        leaf == pa.string() or pa.types.is_decimal(leaf) for leaf in _leaves(target)
+    )
+    if not prints or not any(map(pa.types.is_floating, _leaves(source))):
         return
     version = str(_jvm().java.lang.System.getProperty("java.specification.version"))
     if version.startswith("1.") or int(version) < _SHORTEST_DIGITS_SINCE:
@@ -64,6 +66,13 @@ def require_known_digits(tree: ExpressionTree, source: pa.DataType, target: pa.D
             f"Java {version} prints some floats with too many digits, needed for `{tree.sql()}`: "
             f"run Spark on Java {_SHORTEST_DIGITS_SINCE} or newer, or compute it in mapInArrow."
         )
+
+
+def _leaves(type_: pa.DataType) -> list[pa.DataType]:
+    """The types within arrays, maps and structs, or the type itself."""
+    if not pa.types.is_nested(type_):
+        return [type_]
+    return [leaf for index in range(type_.num_fields) for leaf in _leaves(type_.field(index).type)]
 
 
 def _jvm() -> Any:

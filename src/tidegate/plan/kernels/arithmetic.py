@@ -105,7 +105,7 @@ def build_bitwise(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 def build_extreme(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     """Greatest, Least: nulls are skipped, and of equal ones the first stays."""
-    if any(argument.type != call.type for argument in arguments):
+    if pa.types.is_nested(call.type) or any(argument.type != call.type for argument in arguments):
         raise unsupported(call.function, *(argument.type for argument in arguments))
     wins = comparison_of("GreaterThan" if call.function == "Greatest" else "LessThan", call.type, call.type)
 
