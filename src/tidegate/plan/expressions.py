@@ -64,4 +64,15 @@ class Lambda:
     type: pa.DataType
 
 
-Expression: TypeAlias = Column | Literal | Call | Cast | Lambda
+@dataclass(frozen=True, slots=True)
+class Try:
+    """TRY mode (`try_add`, `try_cast`): null where `of` itself would raise in ANSI mode; its arguments still raise."""
+
+    of: Call | Cast
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.of.type
+
+
+Expression: TypeAlias = Column | Literal | Call | Cast | Try | Lambda

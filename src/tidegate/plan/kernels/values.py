@@ -96,6 +96,12 @@ def array_of(values: npt.NDArray[np.generic], type_: pa.DataType, *, nulls_of: p
     return pc.if_else(nulls_of.is_valid(), array, constant(None, type_))
 
 
+def mask_of(flags: npt.NDArray[np.bool_]) -> pa.Array:
+    """A boolean column without nulls."""
+    packed = np.packbits(flags, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, pa.py_buffer(packed)])
+
+
 _DTYPES: dict[tuple[int, bool], type[np.generic]] = {
     (8, False): np.int8,
     (16, False): np.int16,
