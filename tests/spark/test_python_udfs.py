@@ -177,3 +177,12 @@ def test_an_error_in_a_function_is_told_with_its_name(spark: SparkSession, table
     query = writer.trigger(availableNow=True).start()
     with pytest.raises(UserCodeFailure, match="'broken' raised ZeroDivisionError"):
         query.awaitTermination(90)
+
+
+def test_nested_values_go_in_and_out(spark: SparkSession, table: Path) -> None:
+    described = udf(lambda value: repr(value), "string")
+    made = udf(lambda n: (n, [{"a": n}, None]), "struct<n: long, parts: array<map<string, long>>>")
+    pickled = udf(lambda n: (n, [{"a": n}, None]), "struct<n: long, parts: array<map<string, long>>>", useArrow=False)
+    text = F.coalesce("text", F.lit("none"))
+    nested = F.struct("id", "text", F.array("small", "id").alias("both"), F.create_map(text, "at").alias("by"))
+    results(spark, table, described(nested).alias("seen"), made("id").alias("made"), pickled("id").alias("pickled"))

@@ -41,8 +41,8 @@ def connect(
     if by is not None and not keys:
         raise OptionError("tg.connect has an empty by: name a column, or leave it out to broadcast the right side.")
     # A cogroup has as many keys on both sides, and at least one: where there is none, a constant stands for it.
-    left_keys: list[Any] = list(keys) or [F.lit(0)]
-    right_keys: list[Any] = list(keys) if side is RightSide.KEYED else [F.lit(0) for _ in left_keys]
+    left_keys: list[Any] = list(keys) or [F.lit("")]
+    right_keys: list[Any] = list(keys) if side is RightSide.KEYED else [F.lit("") for _ in left_keys]
     function = carrying(Connection(processor, side, mode, len(keys)))
     return left.groupBy(*left_keys).cogroup(right.groupBy(*right_keys)).applyInArrow(function, outputStructType)
 

@@ -167,9 +167,20 @@ def _fit_column(column: pa.Array, field: pa.Field, called: str) -> pa.Array:
 
 
 def _is_same_to_spark(*, found: pa.DataType, expected: pa.DataType) -> bool:
-    """Spark reads the large layouts as the usual ones, and an instant whatever zone it is labelled with."""
+    """Spark reads the large layouts as the usual ones, an instant whatever its zone, and parts by their position."""
+    if found == expected:
+        return True
     if pa.types.is_large_string(found) or pa.types.is_large_binary(found):
         return bool(expected == (pa.string() if pa.types.is_large_string(found) else pa.binary()))
     if pa.types.is_timestamp(found) and pa.types.is_timestamp(expected):
         return found.unit == expected.unit and bool(found.tz) == bool(expected.tz)
+    if pa.types.is_list(found) and pa.types.is_list(expected):
+        return _is_same_to_spark(found=found.value_type, expected=expected.value_type)
+    if pa.types.is_map(found) and pa.types.is_map(expected):
+        keys = _is_same_to_spark(found=found.key_type, expected=expected.key_type)
+        return keys and _is_same_to_spark(found=found.item_type, expected=expected.item_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(expected):
+        pairs = list(zip(found, expected, strict=False))
+        are_named_alike = [field.name for field in found] == [field.name for field in expected]
+        return are_named_alike and all(_is_same_to_spark(found=one.type, expected=other.type) for one, other in pairs)
     return False
