@@ -9,12 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from tidegate.connectors import range_source
 from tidegate.connectors.contract import CommittedPositions, NothingNow, Source
-from tidegate.connectors.range_source import RangeEnumerator, RangeReader, RangeSource
+from tidegate.connectors.range_source import (
+    OffsetRange,
+    RangeEnumerator,
+    RangeProgress,
+    RangeReader,
+    RangeSource,
+    ReaderState,
+)
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Scan
@@ -178,6 +186,31 @@ def test_no_more_ranges_are_taken_on_than_may_wait_for_a_checkpoint() -> None:
     commit(run)
     assert run.discover() > 0
     run.close()
+
+
+def test_partitions_whose_split_was_on_its_way_at_the_checkpoint_are_read_after_the_restore() -> None:
+    stream = Numbers(total=40, step=40)
+    run, _ = run_of(stream)
+    for assignment in run.enumerator.discover():
+        if assignment.subtask == 0:
+            run.readers[0].add_splits([assignment.split])
+    while run.poll(0):
+        pass
+    assert len(run.rows) == 20
+    after, _ = run_of(stream, states=run.snapshot())
+    run.close()
+    assert sorted(run.rows + after.drain()) == [(i,) for i in range(40)]
+    after.close()
+
+
+def test_what_one_reader_has_forgotten_is_not_read_again_because_another_remembers_its_part() -> None:
+    stream = Numbers(total=40, step=20)
+    bounds = [("0", "20"), ("20", "40")]
+    ranges = [OffsetRange(at, *both, stream.partitions(*both)) for at, both in enumerate(bounds)]
+    told = ReaderState(1, [RangeProgress(ranges[1], {0: None, 1: None})])
+    idle = ReaderState(0, [RangeProgress(ranges[0], {1: None})])
+    run, _ = run_of(stream, states=[msgspec.msgpack.encode(state) for state in (told, idle)])
+    assert run.drain() == []
 
 
 def test_a_read_that_blocks_does_not_block_the_loop() -> None:
