@@ -215,8 +215,10 @@ def test_the_whole_way_from_a_dataframe_to_vertices(stream: DataFrame) -> None:
 
 
 REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
-    "join": (lambda df: df.join(df.sparkSession.range(3).toDF("k"), "k"), "Join"),
-    "deduplicate": (lambda df: df.dropDuplicates(["k"]), "Deduplicate"),
+    "existence": (
+        lambda df: df.where(F.expr("v > 3 or k in (select id from range(3))")),
+        "Join of type ExistenceJoin",
+    ),
     "limit": (lambda df: df.limit(3), "GlobalLimit"),
     "sort": (lambda df: df.orderBy("k"), "Sort"),
     "sample": (lambda df: df.sample(0.5), "Sample"),
@@ -226,7 +228,6 @@ REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
         "FlatMapCoGroupsInArrow",
     ),
     "map in arrow barrier": (lambda df: df.mapInArrow(copy_rows, "k long", barrier=True), "barrier=True"),
-    "distinct": (lambda df: df.select("k").distinct(), "Deduplicate"),
     "median": (lambda df: df.groupBy("k").agg(F.median("v")), "Percentile"),
     "set of doubles": (lambda df: df.groupBy("k").agg(F.collect_set("d")), "collect_set over double"),
     "distinct count": (lambda df: df.groupBy("k").agg(F.count_distinct("v")), "DISTINCT"),

@@ -185,8 +185,6 @@ def with_time(df: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     ("change", "node"),
     [
-        (lambda df: df.join(df.sparkSession.range(3).toDF("k"), "k"), "Join"),
-        (lambda df: df.dropDuplicates(["k"]), "Deduplicate"),
         (lambda df: with_time(df).groupBy(F.window("t", "1 minute")).count(), "EventTimeWatermark"),
         (lambda df: df.union(df), "Union"),
         (lambda df: df.limit(3), "GlobalLimit"),

@@ -7,6 +7,7 @@ from tidegate.plan.nodes import EventTimeKey, UdfShape
 from tidegate.plan.physical import (
     AggregateSpec,
     ConnectSpec,
+    DeduplicateSpec,
     EvalPythonSpec,
     EventTimeColumnSpec,
     ExpandSpec,
@@ -15,6 +16,8 @@ from tidegate.plan.physical import (
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
+    StaticJoinSpec,
+    StreamJoinSpec,
     TransformWithStateSpec,
     WatermarkSpec,
 )
@@ -62,5 +65,17 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.row_makers import RowMakerOperator
 
             return RowMakerOperator(spec)
+        case DeduplicateSpec():
+            from tidegate.operators.deduplicate import DeduplicateOperator
+
+            return DeduplicateOperator(spec)
+        case StreamJoinSpec():
+            from tidegate.operators.stream_join import StreamJoinOperator
+
+            return StreamJoinOperator(spec)
+        case StaticJoinSpec():
+            from tidegate.operators.static_join import StaticJoinOperator
+
+            return StaticJoinOperator(spec)
         case _:
             assert_never(spec)

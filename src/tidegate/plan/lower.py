@@ -8,11 +8,22 @@ import pyarrow as pa
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Column, Expression, Literal
+from tidegate.plan.joins import (
+    KeyedRow,
+    deduplicate_spec,
+    input_spec,
+    join_details,
+    join_name,
+    join_shape,
+    keyed_row,
+    static_join_spec,
+)
 from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
     Connect,
+    Deduplicate,
     EvalPython,
     EventTimeColumn,
     EventTimeKey,
@@ -29,6 +40,8 @@ from tidegate.plan.nodes import (
     Scan,
     Sink,
     Spread,
+    StaticJoin,
+    StreamJoin,
     TransformWithState,
     Union,
 )
@@ -38,6 +51,7 @@ from tidegate.plan.physical import (
     AggregateSpec,
     BroadcastPartitioning,
     ConnectSpec,
+    DeduplicateSpec,
     Edge,
     EvalPythonSpec,
     EventTimeColumnSpec,
@@ -53,6 +67,8 @@ from tidegate.plan.physical import (
     PointwisePartitioning,
     ProjectSpec,
     RebalancePartitioning,
+    StaticJoinSpec,
+    StreamJoinSpec,
     TransformWithStateSpec,
     Vertex,
     WatermarkSpec,
@@ -125,6 +141,8 @@ def operator_name(operator: OperatorSpec) -> str:
             return f"Generate({exploded_as.value})"
         case ExpandSpec():
             return "Expand"
+        case DeduplicateSpec() | StreamJoinSpec() | StaticJoinSpec():
+            return join_name(operator)
         case _:
             assert_never(operator)
 
@@ -195,6 +213,12 @@ class _Builder:
                 keyed = self.cut(self.chains(node.child), HashPartitioning(node.key_count), node.child.schema)
                 keyed.operators.append(_transform_with_state(node))
                 return [keyed]
+            case Deduplicate():
+                return [self._deduplicate(node)]
+            case StreamJoin():
+                return [self._stream_join(node)]
+            case StaticJoin(child=child):
+                return self._append(child, static_join_spec(node))
             case _:
                 assert_never(node)
 
@@ -289,6 +313,27 @@ class _Builder:
         spec = AggregateSpec(len(node.keys), calls, node.results, schema, node.schema, self._mode, node.event_time)
         keyed.operators.append(spec)
         return keyed
+
+    def _deduplicate(self, node: Deduplicate) -> _Chain:
+        schema = node.child.schema
+        row = keyed_row([Column(at, schema.field(at).name, schema.field(at).type) for at in node.keys], schema)
+        keyed = self.cut(self._keyed(node.child, row), HashPartitioning(len(node.keys)), row.schema)
+        keyed.operators.append(deduplicate_spec(node, row))
+        if not row.is_as_it_was():
+            keyed.operators.append(row.back(node.schema))
+        return keyed
+
+    def _stream_join(self, node: StreamJoin) -> _Chain:
+        left, right = (keyed_row(side.keys, side.child.schema) for side in (node.left, node.right))
+        by_key = HashPartitioning(len(node.left.keys))
+        inputs = self.close_all(self._keyed(node.left.child, left), by_key, left.schema, input=FIRST_INPUT)
+        inputs += self.close_all(self._keyed(node.right.child, right), by_key, right.schema, input=SECOND_INPUT)
+        sides = input_spec(node.left, left), input_spec(node.right, right)
+        spec = StreamJoinSpec(node.type, *sides, node.condition, node.schema, node.event_time)
+        return _Chain(inputs=inputs, operators=[spec])
+
+    def _keyed(self, child: Node, row: KeyedRow) -> _Chains:
+        return self.chains(child) if row.is_as_it_was() else self._append(child, row.to_keyed())
 
     def _close(self, chain: _Chain, sink: Sink | None) -> VertexId:
         vertex = VertexId(len(self.vertices))
@@ -389,6 +434,8 @@ def _details(operator: OperatorSpec) -> str:
         case ConnectSpec():
             keys = ", ".join(field.name for field in list(operator.left_schema)[: operator.left_key_count])
             return f"by [{keys}], right side {operator.right_side.value} {_fields(operator.schema)}"
+        case DeduplicateSpec() | StreamJoinSpec() | StaticJoinSpec():
+            return join_details(operator)
         case _:
             assert_never(operator)
 
@@ -423,6 +470,8 @@ def _state_shape(operator: OperatorSpec) -> str:
             keys = _types(pa.schema(list(operator.left_schema)[: operator.left_key_count]))
             inputs = f"left={_fields(operator.left_schema)} right={_fields(operator.right_schema)}"
             return f"Connect keys={keys} side={operator.right_side.value} {inputs} out={_fields(operator.schema)}"
+        case DeduplicateSpec() | StreamJoinSpec() | StaticJoinSpec():
+            return join_shape(operator)
         case _:
             assert_never(operator)
 

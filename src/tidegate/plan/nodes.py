@@ -1,7 +1,7 @@
 """The lowered plan: one node per Catalyst node that Tidegate runs, children first, columns by position."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -305,6 +305,120 @@ class Expand:
     schema: pa.Schema
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetByKey:
+    """A key is forgotten when event time has passed one of its own columns, the `key`-th."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetAfterDelay:
+    """A key is forgotten `delay_ms` after the event time of its first row."""
+
+    delay_ms: int
+
+
+Forget: TypeAlias = ForgetByKey | ForgetAfterDelay
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicate:
+    """The first row of each key. `event_time`: by which column rows are late; `forget`: None keeps keys for ever."""
+
+    child: "Node"
+    keys: tuple[int, ...]
+    event_time: int | None
+    forget: Forget | None
+    schema: pa.Schema
+
+
+class JoinType(Enum):
+    INNER = "inner"
+    LEFT_OUTER = "left outer"
+    RIGHT_OUTER = "right outer"
+    FULL_OUTER = "full outer"
+    LEFT_SEMI = "left semi"
+    LEFT_ANTI = "left anti"
+
+
+@dataclass(frozen=True, slots=True)
+class EndsByKey:
+    """A row can find no partner any more when event time has passed its `key`-th key."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndsByEventTime:
+    """A row can find no partner any more when its own event time lies `ahead_ms` (often negative) past event time."""
+
+    ahead_ms: int
+
+
+JoinEnd: TypeAlias = EndsByKey | EndsByEventTime
+
+
+@dataclass(frozen=True, slots=True)
+class JoinInput:
+    """One side of a join of streams. `only_if`: what its rows alone must meet to have a partner at all.
+
+    `keys` and `only_if` are over the child's columns, `event_time` is one of them; `end`: None keeps rows for ever.
+    """
+
+    child: "Node"
+    keys: tuple[Expression, ...]
+    only_if: Expression | None
+    event_time: int | None
+    end: JoinEnd | None
+
+
+class JoinEventTime(Enum):
+    """Which sides of a join move its event time."""
+
+    OF_BOTH_SIDES = "both sides"  # to where both have come
+    OF_ONE_SIDE = "one side"  # the other has no watermark, or neither has
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJoin:
+    """`condition` is over [left columns..., right columns...]. A null key equals a null key, as Spark has it here."""
+
+    type: JoinType
+    left: JoinInput
+    right: JoinInput
+    condition: Expression | None
+    schema: pa.Schema
+    event_time: JoinEventTime = JoinEventTime.OF_BOTH_SIDES
+
+
+class StreamSide(Enum):
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTable:
+    """The fixed side of a join, as Spark gave it when the query was started: `rows` is an Arrow stream."""
+
+    keys: tuple[Expression, ...]
+    schema: pa.Schema
+    rows: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticJoin:
+    """A stream with a table. `condition` is over [left columns..., right columns...]; a null key has no partner."""
+
+    child: "Node"
+    stream_side: StreamSide
+    type: JoinType
+    keys: tuple[Expression, ...]
+    table: StaticTable
+    condition: Expression | None
+    schema: pa.Schema
+
+
 Node: TypeAlias = (
     Scan
     | Project
@@ -320,6 +434,9 @@ Node: TypeAlias = (
     | Repartition
     | Generate
     | Expand
+    | Deduplicate
+    | StreamJoin
+    | StaticJoin
 )
 
 

@@ -12,12 +12,17 @@ from tidegate.plan.nodes import (
     EmptyCollections,
     EventTime,
     ExplodedAs,
+    Forget,
     InitialState,
+    JoinEventTime,
+    JoinType,
     OutputMode,
     RightSide,
     RowStyle,
     Scan,
     Sink,
+    StaticTable,
+    StreamSide,
     TimeMode,
     UdfShape,
 )
@@ -131,6 +136,64 @@ class ExpandSpec:
     schema: pa.Schema
 
 
+@dataclass(frozen=True, slots=True)
+class DeduplicateSpec:
+    """Keyed by the first `key_count` columns; `event_time` is the column by which rows are late."""
+
+    key_count: int
+    event_time: int | None
+    forget: Forget | None
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class RowEnd:
+    """A row is done with when the time in `column` lies at or before event time plus `ahead_ms`."""
+
+    column: int
+    ahead_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinInputSpec:
+    """Rows are [keys..., others...]; `columns` are the places of the side's own columns among them.
+
+    `only_if` is over the side's own columns; `event_time` and the end's column are places in the row.
+    """
+
+    key_count: int
+    columns: tuple[int, ...]
+    schema: pa.Schema
+    only_if: Expression | None
+    event_time: int | None
+    end: RowEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJoinSpec:
+    """Two inputs by the same keys, at the head of a chain; `condition` is over [left columns..., right columns...]."""
+
+    type: JoinType
+    left: JoinInputSpec
+    right: JoinInputSpec
+    condition: Expression | None
+    schema: pa.Schema
+    event_time: JoinEventTime = JoinEventTime.OF_BOTH_SIDES
+
+
+@dataclass(frozen=True, slots=True)
+class StaticJoinSpec:
+    """Joins each row with a table that every task holds."""
+
+    type: JoinType
+    stream_side: StreamSide
+    keys: tuple[Expression, ...]
+    table: StaticTable
+    condition: Expression | None
+    stream_schema: pa.Schema
+    schema: pa.Schema
+
+
 OperatorSpec: TypeAlias = (
     ProjectSpec
     | FilterSpec
@@ -143,6 +206,9 @@ OperatorSpec: TypeAlias = (
     | ConnectSpec
     | GenerateSpec
     | ExpandSpec
+    | DeduplicateSpec
+    | StreamJoinSpec
+    | StaticJoinSpec
 )
 
 

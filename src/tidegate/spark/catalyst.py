@@ -28,6 +28,7 @@ from tidegate.plan.nodes import (
 from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_generators import kept_columns, read_generate, read_projections
+from tidegate.spark.catalyst_joins import read_deduplicate, read_join
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
 from tidegate.spark.catalyst_user_code import (
@@ -51,9 +52,6 @@ _CURRENT_TIME = re.compile(
     r'(CurrentTimestamp|Now|CurrentDate|CurrentTime|LocalTimestamp|CurrentBatchTimestamp)"'
 )
 _ADVICE: Mapping[str, str] = {
-    "Join": "join with a fixed table inside mapInArrow, or join before the stream is written to its source",
-    "Deduplicate": "keep the keys seen in a ValueState of transformWithState",
-    "DeduplicateWithinWatermark": "keep the keys seen in a ValueState of transformWithState",
     "Window": "use groupBy with an aggregate function, or transformWithState",
     "LocalRelation": "the query can have no rows, or reads a fixed table, so there is no stream to run",
     "GlobalLimit": "remove limit",
@@ -231,6 +229,16 @@ def _read_aggregate(tree: PlanTree) -> Read:
     return Read(read(_named_schema(outputs, read.results)), _ids(outputs))
 
 
+def _read_deduplicate(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    return Read(read_deduplicate(tree, child), child.ids)
+
+
+def _read_join(tree: PlanTree) -> Read:
+    node, ids = read_join(tree, _read)
+    return Read(node, ids)
+
+
 def _user_code(reader: Callable[[PlanTree, ReadChild], ReadNode]) -> Callable[[PlanTree], Read]:
     def read_child(tree: PlanTree) -> ReadNode:
         child = _read(tree)
@@ -291,4 +299,7 @@ _READERS: Mapping[str, Callable[[PlanTree], Read]] = {
     "FlatMapGroupsInPandasWithState": _user_code(read_group_state),
     "FlatMapCoGroupsInArrow": _user_code(read_cogroup),
     "UpdateEventTimeWatermarkColumn": _user_code(read_event_time_column),
+    "Deduplicate": _read_deduplicate,
+    "DeduplicateWithinWatermark": _read_deduplicate,
+    "Join": _read_join,
 }

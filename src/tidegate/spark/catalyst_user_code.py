@@ -98,6 +98,10 @@ def session_of_plan(spark: SparkSession) -> Iterator[None]:
         _session.reset(token)
 
 
+def session_being_read() -> SparkSession:
+    return _session.get()
+
+
 # -- batches
 
 
