@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tidegate.connectors import console, memory, noop, parquet_sink, parquet_source, rate
+from tidegate.connectors import console, memory, noop, parquet_sink, parquet_source, rate, text_sources
 from tidegate.connectors.contract import Sink, Source
 from tidegate.connectors.options import nearest
 from tidegate.model.errors import OptionError
@@ -12,8 +12,11 @@ from tidegate.plan import nodes
 T = TypeVar("T")
 
 SOURCE_FORMATS: Mapping[str, Callable[[nodes.Scan], Source]] = {
+    "csv": text_sources.csv_from_scan,
+    "json": text_sources.json_from_scan,
     "parquet": parquet_source.from_scan,
     "rate": rate.from_scan,
+    "text": text_sources.text_from_scan,
 }
 SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
     "console": console.from_node,
