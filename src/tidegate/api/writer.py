@@ -23,6 +23,7 @@ from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, Sink
 from tidegate.plan.physical import JobPlan
+from tidegate.plan.scan_settings import with_scan_settings
 from tidegate.spark.catalyst import check_output_mode, read_plan
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
 from tidegate.spark.session import (
@@ -38,6 +39,7 @@ from tidegate.worker.settings import SlotSettings
 
 # Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
 _PASSING_SINKS = ("memory", "console", "noop")
+_FILE_SINKS = ("csv", "json", "parquet")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -108,8 +110,11 @@ class DataStreamWriter:
             )
         return self
 
-    def partitionBy(self, *cols: str) -> "DataStreamWriter":
-        self._refuse("partitionBy", "write without it, and partition when you read or compact")
+    def partitionBy(self, *cols: Any) -> "DataStreamWriter":
+        names = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise OptionError(f"partitionBy takes names of columns, and was given {names!r}.")
+        return self.option("partitionBy", "\0".join(names))
 
     def foreach(self, f: Any) -> "DataStreamWriter":
         self._refuse("foreach", "use mapInArrow before the sink, or the parquet sink")
@@ -154,7 +159,7 @@ class DataStreamWriter:
         location, is_passing = self._location(query_options, sink)
         absent = missing_folders([location, path_option(sink.options.items()) or location, restore_from or location])
         try:
-            sink = _settled(sink, location)
+            sink = _settled(sink, location, zone=str(spark.conf.get("spark.sql.session.timeZone")))
             self._refuse_taken(location, name)
             claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
             return self._start(
@@ -183,7 +188,7 @@ class DataStreamWriter:
         query_options = read_options(own, _session_options(self._df.sparkSession))
         facts = check_session(self._df.sparkSession)
         slots = query_options.parallelism or max(1, facts.cores - 1)
-        plan = lower(root, sink, parallelism=slots, max_parallelism=query_options.max_parallelism)
+        plan = _lowered(root, sink, query_options, slots=slots)
         print(self._explanation(plan, query_options))  # noqa: T201 - as PySpark's explain does
 
     def _read(self) -> tuple[Node, dict[str, str], Sink]:
@@ -212,7 +217,7 @@ class DataStreamWriter:
         is_passing: bool,
         restore_from: str | None,
     ) -> StreamingQuery:
-        plan = lower(root, sink, parallelism=claim.slots, max_parallelism=options.max_parallelism)
+        plan = _lowered(root, sink, options, slots=claim.slots)
         for vertex in plan.vertices:
             if vertex.source is not None:
                 open_source(vertex.source)
@@ -313,11 +318,25 @@ class DataStreamWriter:
         raise OptionError(f"{method} is not supported by this version of Tidegate: {instead}.")
 
 
-def _settled(sink: Sink, location: str) -> Sink:
+def _lowered(root: Node, sink: Sink, options: QueryOptions, *, slots: int) -> JobPlan:
+    settled = with_scan_settings(
+        root, checkpoint_interval_ms=options.checkpoints.interval_ms, max_rows_per_s=options.max_rows_per_s
+    )
+    return lower(
+        settled,
+        sink,
+        parallelism=slots,
+        max_parallelism=options.max_parallelism,
+        source_parallelism=options.source_parallelism,
+    )
+
+
+def _settled(sink: Sink, location: str, *, zone: str) -> Sink:
     """Options that must mean the same in every process: slots run in folders of their own."""
-    if sink.format != "parquet":
+    if sink.format not in _FILE_SINKS:
         return sink
     settled = dict(sink.options)
+    settled["sessionTimeZone"] = zone
     for name in [name for name in settled if name.lower() == "path"]:
         path = local_path(settled[name])
         settled[name] = settled[name] if path is None else str(path.absolute())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -120,6 +120,15 @@ class SinkCommitter(Protocol):
 
     def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
         """Before `generation` writes: remove what older generations left behind, except `keep`."""
+        ...
+
+
+@runtime_checkable
+class HoldsBack(Protocol):
+    """A committer that may publish what it has committed later."""
+
+    def publish_held(self) -> None:
+        """The query has ended: publish everything that is committed. May be repeated."""
         ...
 
 

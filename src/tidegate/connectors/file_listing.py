@@ -1,6 +1,6 @@
-"""Which files a path means: a folder, one file or a pattern, with Spark's rules for hidden names and for folders named `key=value`.
+"""Which files a path means: a folder, one file or a pattern.
 
-Lists; never opens, changes or removes a file.
+With Spark's rules for hidden names and for folders named `key=value`. Lists; never opens, changes or removes a file.
 """
 
 import fnmatch

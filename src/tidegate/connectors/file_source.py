@@ -5,7 +5,7 @@ becomes rows is its format's business. It never changes or removes a file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Protocol
 
@@ -109,7 +109,7 @@ class FileSource:
     knows_by_name_only: bool
     skips_missing: bool
     zone: str
-    clock: Clock = SystemClock()
+    clock: Clock = field(default_factory=SystemClock, compare=False)
 
     def enumerator(self, *, parallelism: int, available_now: bool) -> "FileEnumerator":
         return FileEnumerator(self, parallelism=parallelism, available_now=available_now)

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tidegate.connectors import console, memory, noop, parquet_sink, parquet_source, rate, text_sources
+from tidegate.connectors import console, memory, noop, parquet_sink, parquet_source, rate, text_sinks, text_sources
 from tidegate.connectors.contract import Sink, Source
+from tidegate.connectors.limited import LimitedSource
 from tidegate.connectors.options import nearest
 from tidegate.model.errors import OptionError
 from tidegate.plan import nodes
+from tidegate.plan.scan_settings import MAX_ROWS_PER_S, max_rows_per_s
 
 T = TypeVar("T")
 
@@ -20,6 +22,8 @@ SOURCE_FORMATS: Mapping[str, Callable[[nodes.Scan], Source]] = {
 }
 SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
     "console": console.from_node,
+    "csv": text_sinks.csv_from_node,
+    "json": text_sinks.json_from_node,
     "memory": memory.from_node,
     "noop": noop.from_node,
     "parquet": parquet_sink.from_node,
@@ -28,7 +32,10 @@ SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
 
 def open_source(scan: nodes.Scan) -> Source:
     """Checks the options; raises `OptionError` before anything is read."""
-    return _find(SOURCE_FORMATS, scan.format, what="source")(scan)
+    limit = max_rows_per_s(scan.options)
+    options = {name: value for name, value in scan.options.items() if name != MAX_ROWS_PER_S}
+    source = _find(SOURCE_FORMATS, scan.format, what="source")(nodes.Scan(scan.format, options, scan.schema))
+    return source if limit is None else LimitedSource(source, limit)
 
 
 def open_sink(sink: nodes.Sink) -> Sink:

@@ -46,10 +46,10 @@ _TIMESTAMP = re.compile(
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(?:([0-9]{1,2})|([0-9]{1,2}):([0-9]{1,2})|([0-9]{2})([0-9]{2}))")
 _REGION = re.compile(r"[A-Za-z][A-Za-z0-9~/._+-]+")
 # Java's old names, of which some mean other places today.
-_SHORT_ZONES = frozenset(
-    "ACT AET AGT ART AST BET BST CAT CNT CST CTT EAT ECT IET IST JST MIT NET NST PLT PNT PRT PST SST VST EST HST "
-    "MST".split()
-)
+_SHORT_ZONES = frozenset({
+    "ACT", "AET", "AGT", "ART", "AST", "BET", "BST", "CAT", "CNT", "CST", "CTT", "EAT", "ECT", "EST", "HST", "IET",
+    "IST", "JST", "MIT", "MST", "NET", "NST", "PLT", "PNT", "PRT", "PST", "SST", "VST",
+})  # fmt: skip
 _INTEGER = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"([+-]?)(?:(NaN)|(Infinity)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?)")
 _HEX_FLOAT = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?")

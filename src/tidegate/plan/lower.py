@@ -28,7 +28,9 @@ from tidegate.plan.physical import (
     JobPlan,
     MapInArrowSpec,
     OperatorSpec,
+    Partitioning,
     ProjectSpec,
+    RebalancePartitioning,
     TransformWithStateSpec,
     Vertex,
     WatermarkSpec,
@@ -36,8 +38,11 @@ from tidegate.plan.physical import (
 )
 
 
-def lower(root: Node, sink: Sink, *, parallelism: int, max_parallelism: int) -> JobPlan:
-    builder = _Builder()
+def lower(
+    root: Node, sink: Sink, *, parallelism: int, max_parallelism: int, source_parallelism: int | None = None
+) -> JobPlan:
+    """`source_parallelism`: at most so many subtasks read; what they read goes to all slots in turn."""
+    builder = _Builder(source_parallelism)
     builder.add(root)
     return JobPlan(
         vertices=builder.finish(sink),
@@ -100,7 +105,8 @@ def operator_name(operator: OperatorSpec) -> str:
 class _Builder:
     """Vertices so far, and the chain that is still open at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, source_parallelism: int | None) -> None:
+        self._source_parallelism = source_parallelism
         self.edges: list[Edge] = []
         self._vertices: list[Vertex] = []
         self._source: Scan | None = None
@@ -111,6 +117,8 @@ class _Builder:
         match node:
             case Scan():
                 self._source = node
+                if self._source_parallelism is not None:
+                    self._join(RebalancePartitioning(), node.schema)
             case Project(child=child, columns=columns, schema=schema):
                 self.add(child)
                 self._operators.append(ProjectSpec(columns, schema))
@@ -148,16 +156,20 @@ class _Builder:
 
     def _cut(self, key_count: int, schema: pa.Schema) -> None:
         """Ends the open vertex with a hash edge to the next one."""
+        self._join(HashPartitioning(key_count), schema)
+
+    def _join(self, partitioning: Partitioning, schema: pa.Schema) -> None:
         sender = self._close_vertex(None)
         receiver = VertexId(len(self._vertices))
-        self.edges.append(Edge(EdgeId(len(self.edges)), sender, receiver, HashPartitioning(key_count), schema))
+        self.edges.append(Edge(EdgeId(len(self.edges)), sender, receiver, partitioning, schema))
 
     def _close_vertex(self, sink: Sink | None) -> VertexId:
         vertex = VertexId(len(self._vertices))
         names = [f"Source[{self._source.format}]"] if self._source is not None else []
         names += [operator_name(operator) for operator in self._operators]
         names += [f"Sink[{sink.format}]"] if sink is not None else []
-        self._vertices.append(Vertex(vertex, " -> ".join(names), self._source, tuple(self._operators), sink))
+        most = None if self._source is None else self._source_parallelism
+        self._vertices.append(Vertex(vertex, " -> ".join(names), self._source, tuple(self._operators), sink, most))
         self._source, self._operators = None, []
         return vertex
 
