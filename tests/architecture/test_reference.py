@@ -141,7 +141,7 @@ def test_supported_expressions_are_listed_once() -> None:
 
 def test_column_types_are_listed() -> None:
     text = section(read("docs/reference/supported.md"), "## Column types")
-    assert sorted(names(text)) == sorted([*types._SIMPLE, "decimal"])
+    assert sorted(names(text)) == sorted([*types._SIMPLE, "decimal", "interval", "array", "map", "struct"])
 
 
 def test_sources_and_sinks_are_listed() -> None:

@@ -112,7 +112,7 @@ def keeps_what_the_sender_stores_too(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_trim", lambda self, checkpoint, active, channel: [])
 
 
-@variant(found_at=3)
+@variant(found_at=1)
 def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     original = GateBarriers.may_consume
 
@@ -122,7 +122,7 @@ def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     patch.setattr(GateBarriers, "may_consume", may_consume)
 
 
-@variant(found_at=81)
+@variant(found_at=7)
 def does_not_wait_at_an_aligned_barrier(patch: Patch) -> None:
     def may_consume(self: GateBarriers, channel: ChannelId, *, epoch: CheckpointId) -> bool:
         return epoch <= self._channels[channel].newest_cut
@@ -198,7 +198,7 @@ def consumes_new_rows_before_recovered_ones(patch: Patch) -> None:
 
 
 # Beyond the first seeds of all jobs, but the 140th of this one: two restores have to follow closely on another.
-@variant(found_at=1013)
+@variant(found_at=242)
 def forgets_at_a_second_restore_what_was_recovered_at_the_first(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "left", lambda self, channel: ())
 
@@ -213,7 +213,7 @@ def never_grants_what_it_consumed(patch: Patch) -> None:
     patch.setattr(OutputChannel, "on_granted", lambda self, consumed, window_bytes, now_ms: None)
 
 
-@variant(found_at=9)
+@variant(found_at=20)
 def goes_by_the_furthest_channels_event_time(patch: Patch) -> None:
     def furthest(self: GateWatermarks) -> int:
         return max(state.event_time_ms for state in self._channels.values())
@@ -312,7 +312,7 @@ def takes_the_snapshot_before_operators_have_flushed(patch: Patch) -> None:
     patch.setattr(Task, "_take", take)
 
 
-@variant(found_at=1)
+@variant(found_at=5)
 def freezes_the_state_when_it_is_encoded_instead_of_at_the_barrier(patch: Patch) -> None:
     original = HeapState.snapshot
 
@@ -346,7 +346,7 @@ def forgets_what_sinks_prepared_for_a_checkpoint_that_failed(patch: Patch) -> No
     patch.setattr(SlotSnapshots, "_to_commit", lambda self, task, checkpoint: original(self, task, checkpoint)[-1:])
 
 
-@variant(found_at=17)
+@variant(found_at=20)
 def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> None:
     acknowledge, abort = SlotSnapshots._acknowledge, Checkpointing._abort
 
@@ -367,7 +367,7 @@ def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> No
     patch.setattr(Checkpointing, "_abort", delete_with_it)
 
 
-@variant(found_at=472)
+@variant(found_at=164)
 def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> None:
     original = SlotSnapshots._go_on
 
@@ -378,7 +378,7 @@ def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> Non
     patch.setattr(SlotSnapshots, "_go_on", go_on)
 
 
-@variant(found_at=1)
+@variant(found_at=16)
 def lets_a_savepoint_refer_to_shared_files(patch: Patch) -> None:
     original = SlotSnapshots._encode
 
@@ -469,12 +469,12 @@ def drops_timers(patch: Patch) -> None:
 # -- in the restore at another parallelism
 
 
-@variant(found_at=9)
+@variant(found_at=0)
 def gives_captured_rows_to_every_receiver_that_takes_over_a_part_of_them(patch: Patch) -> None:
     patch.setattr(restoring, "_rows_of", lambda element, edge, piece, *, max_parallelism: element)
 
 
-@variant(found_at=9)
+@variant(found_at=6)
 def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> None:
     def by_old_receiver(old: Any, new: Any, moving: list[ChannelId], max_parallelism: int) -> Any:
         return rescale._by_old_receiver(new, moving)
@@ -482,7 +482,7 @@ def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> No
     patch.setattr(rescale, "_by_key_group", by_old_receiver)
 
 
-@variant(found_at=9)
+@variant(found_at=20)
 def gives_captured_rows_of_a_rebalance_to_two_receivers(patch: Patch) -> None:
     original = rescale._by_old_receiver
 
@@ -503,7 +503,7 @@ def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
     patch.setattr(restoring, "overlapping", lambda subtask, **counts: original(subtask, **counts)[:1])
 
 
-@variant(found_at=21)
+@variant(found_at=54)
 def keeps_only_the_least_event_time(patch: Patch) -> None:
     original = restoring._Restoring._progress_of_all
 
@@ -543,7 +543,7 @@ def assigns_splits_again_that_were_read_before(patch: Patch) -> None:
 # -- on the coordinator
 
 
-@variant(found_at=188)
+@variant(found_at=31)
 def believes_slots_of_an_older_generation_whose_ids_are_used_again(patch: Patch) -> None:
     on_message, begin = Driver._on_message, Running.begin
 
@@ -572,7 +572,7 @@ def completes_a_checkpoint_that_some_slots_have_acknowledged(patch: Patch) -> No
     patch.setattr(Checkpoints, "on_acknowledged", on_acknowledged)
 
 
-@variant(found_at=162)
+@variant(found_at=43)
 def does_not_tell_the_slots_of_an_abort(patch: Patch) -> None:
     original = Checkpointing._abort
 
@@ -619,12 +619,12 @@ def forgets_uncommitted_checkpoints_when_it_starts_again(patch: Patch) -> None:
     patch.setattr(durable, "uncommitted", lambda entries: [])
 
 
-@variant(found_at=388)
+@variant(found_at=109)
 def commits_out_of_the_logs_order_after_a_failed_commit(patch: Patch) -> None:
     patch.setattr(DurableJob, "commit", DurableJob._commit_one)
 
 
-@variant(found_at=9)
+@variant(found_at=6)
 def lets_a_superseded_driver_write_the_log(patch: Patch) -> None:
     patch.setattr(JobLog, "_stop_if_superseded", lambda self: None)
 
@@ -643,7 +643,7 @@ def retires_the_only_checkpoint(patch: Patch) -> None:
     patch.setattr(durable, "to_retire", to_retire)
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def deletes_a_shared_file_with_the_checkpoint_that_wrote_it(patch: Patch) -> None:
     patch.setattr(SharedFiles, "_referenced", lambda self: set())
     patch.setattr(durable._UsedFiles, "may_need", lambda self, path, writer: False)

@@ -176,15 +176,13 @@ REFUSED = {
     "cast(d as timestamp)": "Cast",
     "greatest(d, e)": "Greatest",
     "greatest(ts, timestamp'1970-01-01 00:00:00')": "Greatest",
-    "array(l)": "CreateArray",
-    "struct(l)": "CreateNamedStruct",
     "year(dt)": "Year",
     "ts + interval 1 day": "TimestampAddInterval",
     "collate(t, 'UTF8_LCASE') = 'a'": "Collat",
     "concat(s, cast(l + 1 as string))": "Concat",
     "t like s": "Like",
     "null": "void",
-    "interval 1 day": "interval",
+    "make_interval(1)": "interval",
 }
 
 

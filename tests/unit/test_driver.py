@@ -49,6 +49,7 @@ from tidegate.worker.settings import SlotSettings
 
 SLOTS = (SlotIndex(0), SlotIndex(1))
 LEAVE_TIMEOUT_MS = 10_000.0
+ROOM_TIMEOUT_MS = 6_000.0
 SLOTS_TIMEOUT_MS = 15_000.0
 DELAY_MS = 1_000.0
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
@@ -123,6 +124,7 @@ class ToldMembers:
 @dataclass
 class HandLaunch:
     on_exit: Callable[[LaunchExit], None]
+    slots: int
     running: int | None = None
     cancels: int = 0
     has_exited: bool = False
@@ -137,11 +139,16 @@ class HandLaunch:
 @dataclass
 class HandLauncher:
     launches: list[HandLaunch] = field(default_factory=list)
+    free: int | None = None
+
+    def room(self) -> int | None:
+        return self.free
 
     def launch(self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]) -> HandLaunch:
         assert order.launch == len(self.launches) + 1
         assert all(launch.has_exited for launch in self.launches), "Spark has no cores for both"
-        self.launches.append(HandLaunch(on_exit))
+        assert slots == order.settings.plan.parallelism
+        self.launches.append(HandLaunch(on_exit, slots))
         return self.launches[-1]
 
     def is_out(self) -> bool:
@@ -415,6 +422,49 @@ def test_a_new_launch_waits_for_the_delay_too(is_slot_heard_first: bool) -> None
     job.pass_ms(1)
     job.store_all()
     assert (job.state, len(job.launcher.launches)) == ("starting", 2)
+
+
+def test_a_new_launch_waits_for_cores_and_then_takes_what_there_is() -> None:
+    job = Hand(restart=FixedDelay(3, DELAY_MS))
+    job.run()
+    job.launcher.free = 1
+    job.exit(Broken("executor lost"))
+    job.pass_ms(DELAY_MS)
+    job.pass_ms(ROOM_TIMEOUT_MS - 1)
+    assert (job.state, len(job.launcher.launches)) == ("restarting", 1)
+    job.pass_ms(200)
+    job.store_all()
+    assert [launch.slots for launch in job.launcher.launches] == [2, 1]
+    job.join(SLOTS[0])
+    job.say(SLOTS[0], ready(2))
+    assert job.state == "running"
+
+
+def test_cores_that_come_back_in_time_are_used() -> None:
+    job = Hand(restart=FixedDelay(3, DELAY_MS))
+    job.run()
+    job.launcher.free = 0
+    job.exit(Broken("executor lost"))
+    job.pass_ms(DELAY_MS)
+    job.launcher.free = 5
+    job.pass_ms(200)
+    job.store_all()
+    assert [launch.slots for launch in job.launcher.launches] == [2, 2]
+
+
+def test_a_job_that_had_fewer_slots_gets_all_back_with_the_next_launch() -> None:
+    job = Hand(restart=FixedDelay(3, DELAY_MS))
+    job.run()
+    job.launcher.free = 1
+    job.exit(Broken("executor lost"))
+    job.pass_ms(DELAY_MS)
+    job.pass_ms(ROOM_TIMEOUT_MS)
+    job.store_all()
+    job.launcher.free = 2
+    job.exit(Broken("executor lost"))
+    job.pass_ms(DELAY_MS)
+    job.store_all()
+    assert [launch.slots for launch in job.launcher.launches] == [2, 1, 2]
 
 
 def test_the_exit_of_an_earlier_launch_is_not_taken_for_the_present_one() -> None:

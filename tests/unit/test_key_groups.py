@@ -28,6 +28,12 @@ TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.date32(), st.dates()),
     (pa.timestamp("us", "UTC"), st.datetimes()),
     (pa.decimal128(20, 2), st.decimals(-(10**17), 10**17, places=2)),
+    (pa.list_(pa.int64()), st.lists(st.none() | st.integers(-9, 9), max_size=4)),
+    (pa.list_(pa.list_(pa.string())), st.lists(st.none() | st.lists(st.text(max_size=9), max_size=3), max_size=3)),
+    (
+        pa.struct([("number", pa.int64()), ("text", pa.string())]),
+        st.fixed_dictionaries({"number": st.none() | st.integers(-9, 9), "text": st.none() | st.text(max_size=9)}),
+    ),
 ]
 
 
@@ -112,6 +118,17 @@ LARGEST_DECIMAL = Decimal("9" * 38)
         (pa.timestamp("us", "Europe/Berlin"), [at.replace(tzinfo=dt.UTC) for at in LOCAL_TIMES], TIME_HASHES),
         (pa.duration("us"), [dt.timedelta(days=1), dt.timedelta(seconds=-1)], [0xCD4A65DFC50840F7, 0xA095D63C0EBACCD2]),
         (pa.null(), [None, None], [NULL, NULL]),
+        (
+            pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))]),
+            [{"start": 0, "end": 1}, {"start": None, "end": 1}, {"start": 1, "end": 0}, None],
+            [0x947D5282F3046E38, 0x4E74E5F1E05F6A10, 0x70A53034177833F9, NULL],
+        ),
+        (
+            pa.list_(pa.int64()),
+            [[1, 2], [2, 1], [], [None], None, [1]],
+            [0x55B2B18E4A920218, 0x603A289EA7D687D4, ZERO, 0x5C1DA7C57713C359, NULL, 0xF8C5B62C83F707E8],
+        ),
+        (pa.list_(pa.list_(pa.string())), [[["a"], []], [[], ["a"]]], [0xE539DB62004F72C2, 0x98A02EF6C44E385A]),
     ],
     ids=str,
 )
@@ -247,9 +264,18 @@ def test_distinct_keys_do_not_collide_and_spread_evenly() -> None:
         assert counts.max() < 550
 
 
-def test_a_nested_key_is_refused_by_its_type() -> None:
-    with pytest.raises(UnsupportedPlan, match="list"):
-        hash_rows(one_column([[1]], pa.list_(pa.int64())), 1)
+def test_a_map_is_refused_as_a_key() -> None:
+    with pytest.raises(UnsupportedPlan, match="map"):
+        hash_rows(one_column([[("a", 1)]], pa.map_(pa.string(), pa.int64())), 1)
+
+
+def test_what_lies_under_a_null_array_or_struct_does_not_matter() -> None:
+    hidden = pa.py_buffer(bytes([0b00]))
+    offsets = pa.py_buffer(np.array([0, 1, 3], np.int32))
+    lists = pa.Array.from_buffers(pa.list_(pa.int64()), 2, [hidden, offsets], children=[pa.array([1, 2, 3])])
+    structs = pa.Array.from_buffers(pa.struct([("x", pa.int64())]), 2, [hidden], children=[pa.array([1, 2])])
+    for column in (lists, structs):
+        assert hash_rows(pa.RecordBatch.from_arrays([column], ["k"]), 1).tolist() == [NULL, NULL]
 
 
 @given(st.integers(1, 300), st.integers(1, 300))

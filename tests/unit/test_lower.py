@@ -13,21 +13,34 @@ from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
     AggregateFunction,
+    EmptyCollections,
+    EventTime,
+    EventTimeKey,
+    EventTimeWatermark,
+    Expand,
+    ExplodedAs,
     Filter,
+    Generate,
     MapInArrow,
     Node,
+    OutputMode,
     Project,
+    Repartition,
     Scan,
     Sink,
+    Spread,
     TransformWithState,
+    Union,
 )
 from tidegate.plan.physical import (
     SECOND_INPUT,
     AggregateSpec,
     BroadcastPartitioning,
     Edge,
+    ExpandSpec,
     FilterSpec,
     ForwardPartitioning,
+    GenerateSpec,
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
@@ -37,6 +50,7 @@ from tidegate.plan.physical import (
     RebalancePartitioning,
     TransformWithStateSpec,
     Vertex,
+    WatermarkSpec,
 )
 
 INT64 = pa.int64()
@@ -65,6 +79,79 @@ def test_forward_operators_are_one_vertex_from_source_to_sink() -> None:
     assert (vertex.source, vertex.sink) == (SCAN, SINK)
     assert plan.edges == ()
     assert (plan.parallelism, plan.max_parallelism) == (3, 128)
+
+
+def ways(plan: JobPlan) -> list[tuple[int, int, Partitioning]]:
+    return [(edge.sender, edge.receiver, edge.partitioning) for edge in plan.edges]
+
+
+def test_a_union_ends_in_one_vertex_that_takes_the_rows_of_all() -> None:
+    plan = lowered(Union((SCAN, Filter(SCAN, Literal(True, pa.bool_()), SCHEMA)), SCHEMA))
+    names = [vertex.name for vertex in plan.vertices]
+    assert names == ["Source[parquet]", "Source[parquet] -> Filter", "Sink[noop]"]
+    assert ways(plan) == [(0, 2, ForwardPartitioning()), (1, 2, ForwardPartitioning())]
+
+
+def test_what_follows_a_union_goes_into_each_of_its_parts() -> None:
+    union = Union((SCAN, SCAN), SCHEMA)
+    plan = lowered(summed(Filter(union, Literal(True, pa.bool_()), SCHEMA)))
+    names = [vertex.name for vertex in plan.vertices]
+    assert names == ["Source[parquet] -> Filter"] * 2 + ["Aggregate(sum) -> Sink[noop]"]
+    assert ways(plan) == [(0, 2, HashPartitioning(1)), (1, 2, HashPartitioning(1))]
+
+
+def test_the_parts_of_a_union_carry_the_names_of_the_first() -> None:
+    other = Scan("parquet", {"path": "/other"}, pa.schema([("a", INT64), ("b", INT64)]))
+    plan = lowered(Union((SCAN, other), SCHEMA))
+    renaming = ProjectSpec((Column(0, "a", INT64), Column(1, "b", INT64)), SCHEMA)
+    assert [vertex.operators for vertex in plan.vertices] == [(), (renaming,), ()]
+
+
+def test_a_union_of_unlike_parts_meets_by_neighbours() -> None:
+    few = Repartition(SCAN, Spread.TO_NEIGHBOURS, (), 1, SCHEMA)
+    plan = lowered(Union((few, SCAN), SCHEMA))
+    assert [plan.parallelism_of(vertex.id) for vertex in plan.vertices] == [3, 1, 3, 3]
+    pointwise = PointwisePartitioning()
+    assert ways(plan) == [(0, 1, pointwise), (1, 3, pointwise), (2, 3, pointwise)]
+
+
+def test_a_watermark_is_chained() -> None:
+    (vertex,) = lowered(EventTimeWatermark(SCAN, 1, 5000, SCHEMA)).vertices
+    assert vertex.operators == (WatermarkSpec(1, 5000, SCHEMA),)
+
+
+def test_what_makes_rows_is_chained_and_has_no_state() -> None:
+    exploded = pa.schema([("v", INT64), ("e", INT64)])
+    collection = Literal((1, 2), pa.list_(INT64))
+    made = Generate(SCAN, collection, ExplodedAs.VALUE, EmptyCollections.ONE_ROW, (1,), exploded)
+    plan = lowered(Expand(made, ((K, V), (V, K)), exploded))
+    generate = GenerateSpec(collection, ExplodedAs.VALUE, EmptyCollections.ONE_ROW, (1,), exploded)
+    assert plan.vertices[0].operators == (generate, ExpandSpec(((K, V), (V, K)), exploded))
+    assert plan.vertices[0].name == "Source[parquet] -> Generate(explode) -> Expand -> Sink[noop]"
+    assert fingerprint(plan)[1:3] == ["v0 op0 Generate", "v0 op1 Expand"]
+    assert "op0 Generate(explode) [v: int64, e: int64]" in describe(plan)
+
+
+def test_a_map_is_refused_as_a_key_before_anything_starts() -> None:
+    key = Literal(((1, 2),), pa.map_(INT64, INT64))
+    with pytest.raises(UnsupportedPlan, match="Keys of type map"):
+        lowered(Repartition(SCAN, Spread.BY_KEY, (key,), None, SCHEMA))
+    with pytest.raises(UnsupportedPlan, match="Keys of type map"):
+        lowered(summed(SCAN, key=Literal(((key.value,),), pa.list_(key.type))))
+
+
+def test_a_repartitioning_starts_a_vertex_of_so_many_subtasks() -> None:
+    plan = lowered(Repartition(SCAN, Spread.EVENLY, (), 2, SCHEMA))
+    assert ways(plan) == [(0, 1, RebalancePartitioning())]
+    assert [plan.parallelism_of(vertex.id) for vertex in plan.vertices] == [3, 2]
+
+
+def test_a_repartitioning_by_key_sends_its_keys_ahead_and_drops_them() -> None:
+    plan = lowered(Repartition(SCAN, Spread.BY_KEY, (V,), None, SCHEMA))
+    keyed = pa.schema([("_key0", INT64), ("k", INT64), ("v", INT64)])
+    assert plan.edges[0].schema == keyed
+    assert plan.vertices[0].operators == (ProjectSpec((V, K, V), keyed),)
+    assert plan.vertices[1].operators == (ProjectSpec((Column(1, "k", INT64), Column(2, "v", INT64)), SCHEMA),)
 
 
 def test_an_aggregate_starts_a_vertex_behind_a_hash_edge() -> None:
@@ -106,9 +193,28 @@ def test_a_column_that_several_calls_need_travels_once() -> None:
     assert [call.arguments for call in spec.calls] == [(V,), (V,), (), (K,)]
 
 
-def test_a_global_aggregate_is_refused() -> None:
-    with pytest.raises(UnsupportedPlan, match="without keys"):
-        lowered(dataclasses.replace(summed(SCAN), keys=()))
+def test_a_global_aggregate_sends_all_rows_to_one_task() -> None:
+    plan = lowered(dataclasses.replace(summed(SCAN), keys=(), results=(Column(0, "total", INT64),)))
+    assert plan.edges[0].partitioning == HashPartitioning(0)
+
+
+def test_rows_that_are_only_counted_travel_with_a_column_that_nobody_reads() -> None:
+    counted = AggregateCall(AggregateFunction.COUNT_ROWS, (), INT64, ansi=False)
+    plan = lowered(dataclasses.replace(summed(SCAN), keys=(), calls=(counted,), results=(Column(0, "n", INT64),)))
+    assert len(plan.edges[0].schema) == 1
+
+
+def test_sessions_of_a_key_meet_in_one_task_whatever_their_windows_are() -> None:
+    node = dataclasses.replace(
+        summed(SCAN), keys=(K, Column(1, "v", INT64)), event_time=EventTime(1, EventTimeKey.SESSION)
+    )
+    assert lowered(node).edges[0].partitioning == HashPartitioning(1)
+
+
+def test_append_mode_without_event_time_is_refused() -> None:
+    sink = Sink("noop", {}, SCHEMA, OutputMode.APPEND)
+    with pytest.raises(UnsupportedPlan, match="append mode whose keys have no watermark"):
+        lower(summed(SCAN), sink, parallelism=2, max_parallelism=8)
 
 
 def test_keyed_operators_may_follow_one_another() -> None:
@@ -134,7 +240,7 @@ def test_a_description_shows_vertices_operators_and_edges() -> None:
         "    source parquet [k: int64, v: int64]",
         "  e0: v0 -> v1, hash by [k]",
         "v1 Aggregate(sum) -> Sink[noop] (parallelism 3)",
-        "    op0 Aggregate(sum) by [k] [k: int64, total: int64]",
+        "    op0 Aggregate(sum) by [k], update mode [k: int64, total: int64]",
         "    sink noop [k: int64, v: int64]",
     ]
 

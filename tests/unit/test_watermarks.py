@@ -1,7 +1,7 @@
-"""Watermarks: the minimum over live channels, never back; idle and ended channels do not count."""
+"""Watermarks: the minimum over live channels, never back; idle channels do not count, ended ones as a whole edge."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +22,8 @@ from tidegate.protocol.watermarks import (
 )
 
 
-def channel(sender: int) -> ChannelId:
-    return ChannelId(EdgeId(0), sender, 0)
+def channel(sender: int, *, edge: int = 0) -> ChannelId:
+    return ChannelId(EdgeId(edge), sender, 0)
 
 
 A, B, C = channel(0), channel(1), channel(2)
@@ -110,7 +110,7 @@ def test_the_end_of_the_slowest_channel_lets_the_gate_go_on() -> None:
     assert gate.on_end(B) == [Advance(10)]
 
 
-def test_the_end_of_the_last_channel_advances_nothing_and_is_not_idleness() -> None:
+def test_the_end_of_the_last_channel_is_not_idleness() -> None:
     gate = GateWatermarks([A, B])
     gate.on_watermark(A, 10)
     gate.on_watermark(B, 20)
@@ -118,6 +118,36 @@ def test_the_end_of_the_last_channel_advances_nothing_and_is_not_idleness() -> N
     assert gate.on_end(B) == []
     assert not gate.is_idle
     assert gate.current_ms == 20
+
+
+def test_an_edge_that_has_ended_has_come_as_far_as_the_furthest_of_its_channels() -> None:
+    gate = GateWatermarks([A, B, C])
+    gate.on_watermark(A, 30)
+    gate.on_watermark(B, 20)
+    assert gate.on_end(C) == [Advance(20)]
+    assert gate.on_end(A) == []
+    assert gate.on_end(B) == [Advance(30)]
+
+
+def test_an_edge_that_has_ended_goes_on_holding_back_the_others() -> None:
+    other = channel(0, edge=1)
+    gate = GateWatermarks([A, B, other])
+    gate.on_watermark(A, 30)
+    gate.on_watermark(B, 20)
+    gate.on_watermark(other, 100)
+    gate.on_end(B)
+    assert gate.on_end(A) == []
+    assert gate.current_ms == 30
+    assert gate.on_watermark(other, 200) == []
+    assert gate.on_end(other) == []
+
+
+def test_an_edge_that_ended_without_event_time_holds_back_nothing() -> None:
+    other = channel(0, edge=1)
+    gate = GateWatermarks([A, other])
+    gate.on_watermark(A, 30)
+    assert gate.on_end(other) == [Advance(30)]
+    assert gate.on_end(A) == []
 
 
 def test_a_gate_whose_only_active_channel_ends_is_idle() -> None:
@@ -182,16 +212,24 @@ class Naive:
 
     def settle(self) -> list[WatermarkAction]:
         active = [time for c, time in self.times.items() if c not in self.idle | self.ended]
-        if not active:
-            was_idle, all_ended = self.is_idle, len(self.ended) == len(self.times)
-            self.is_idle = was_idle or not all_ended
-            return [] if was_idle or all_ended else [BecomeIdle()]
-        actions: list[WatermarkAction] = [BecomeActive()] if self.is_idle else []
-        self.is_idle = False
-        if min(active) > self.current_ms:
-            self.current_ms = min(active)
+        all_ended = len(self.ended) == len(self.times)
+        if not active and not all_ended:
+            was_idle, self.is_idle = self.is_idle, True
+            return [] if was_idle else [BecomeIdle()]
+        actions: list[WatermarkAction] = [BecomeActive()] if self.is_idle and not all_ended else []
+        self.is_idle = self.is_idle and all_ended
+        lowest = min([*active, *self.ended_edges()], default=self.current_ms)
+        if lowest > self.current_ms:
+            self.current_ms = lowest
             actions.append(Advance(self.current_ms))
         return actions
+
+    def ended_edges(self) -> Iterator[int]:
+        for edge in {c.edge for c in self.times}:
+            channels = {c for c in self.times if c.edge == edge}
+            furthest = max(self.times[c] for c in channels)
+            if channels <= self.ended and furthest > MIN_WATERMARK_MS:
+                yield furthest
 
     def apply(self, kind: str, at: ChannelId, time: int) -> list[WatermarkAction]:
         if kind == "watermark":
@@ -232,16 +270,16 @@ EVENTS = st.lists(
 def test_every_event_gives_what_the_whole_minimum_gives_also_after_a_restore(
     events: list[tuple[str, int, int]], restore_at: int
 ) -> None:
-    channels = [channel(sender) for sender in range(5)]
+    channels = [channel(sender, edge=sender // 3) for sender in range(5)]
     gate, naive = GateWatermarks(channels), Naive(channels)
     for at, (kind, sender, time) in enumerate(events):
         if at == restore_at and not naive.ended:
             gate = GateWatermarks(channels, restored=gate.snapshot(), current_ms=gate.current_ms)
-        if channel(sender) in naive.ended:
+        if channels[sender] in naive.ended:
             continue
         before_ms = gate.current_ms
-        actions = list(applied(gate, kind, channel(sender), time))
-        assert actions == naive.apply(kind, channel(sender), time)
+        actions = list(applied(gate, kind, channels[sender], time))
+        assert actions == naive.apply(kind, channels[sender], time)
         assert (gate.current_ms, gate.is_idle) == (naive.current_ms, naive.is_idle)
         assert gate.current_ms >= before_ms
 

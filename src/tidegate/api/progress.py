@@ -1,5 +1,6 @@
 """What `lastProgress` and `recentProgress` say of a query, shaped like PySpark's as far as it applies."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ def progress_of(checkpoint: CheckpointView | None, view: JobView) -> dict[str, A
         "durationMs": {} if checkpoint is None else {"checkpoint": checkpoint.duration_ms},
         "generation": view.generation,
         "numInputRows": sum(task.rows_in for task in sources),
+        "stateOperators": _state_operators(view.tasks),
         "sources": [_source(task) for task in sources],
         "slots": [{"slot": slot, "pid": pid} for slot, pid in enumerate(view.slot_pids)],
         "tasks": [_task(task) for task in view.tasks],
@@ -30,6 +32,16 @@ def _source(task: TaskView) -> dict[str, Any]:
         "numInputRows": task.rows_in,
         "pausedMs": round(task.paused_ms),
     }
+
+
+def _state_operators(tasks: Sequence[TaskView]) -> list[dict[str, Any]]:
+    """One entry for each stateful step, over its tasks. Rows are counted one by one, also before they are grouped."""
+    late: dict[tuple[int, str], int] = {}
+    for task in tasks:
+        if task.state_operator is not None:
+            step = (task.task.vertex, task.state_operator)
+            late[step] = late.get(step, 0) + task.late_rows
+    return [{"operatorName": name, "numRowsDroppedByWatermark": rows} for (_, name), rows in sorted(late.items())]
 
 
 def _task(task: TaskView) -> dict[str, Any]:

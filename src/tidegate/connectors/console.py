@@ -125,7 +125,8 @@ class ConsoleCommitter:
 def render_table(rows: pa.Table, *, truncate: int | None) -> str:
     """As `DataFrame.show` draws it: right-aligned when truncating, left-aligned when not."""
     columns = [
-        [name, *(_cell(value) for value in rows.column(i).to_pylist())] for i, name in enumerate(rows.column_names)
+        [field.name, *(_cell(value, field.type) for value in rows.column(i).to_pylist())]
+        for i, field in enumerate(rows.schema)
     ]
     cells = [[_shorten(cell, truncate) for cell in column] for column in columns]
     widths = [max(3, *map(len, column)) for column in cells]
@@ -147,7 +148,7 @@ def _shorten(cell: str, truncate: int | None) -> str:
     return cell[:truncate] if truncate < 4 else cell[: truncate - 3] + "..."
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, kind: pa.DataType) -> str:
     match value:
         case None:
             return "NULL"
@@ -160,11 +161,12 @@ def _cell(value: Any) -> str:
         case bytes():
             return "[" + " ".join(f"{byte:02X}" for byte in value) + "]"
         case dict():
-            return "{" + ", ".join(_cell(item) for item in value.values()) + "}"
-        case list() if value and all(isinstance(item, tuple) for item in value):
-            return "{" + ", ".join(f"{_cell(key)} -> {_cell(item)}" for key, item in value) + "}"
+            return "{" + ", ".join(_cell(item, kind.field(name).type) for name, item in value.items()) + "}"
+        case list() if pa.types.is_map(kind):
+            pairs = (f"{_cell(key, kind.key_type)} -> {_cell(item, kind.item_type)}" for key, item in value)
+            return "{" + ", ".join(pairs) + "}"
         case list():
-            return "[" + ", ".join(_cell(item) for item in value) + "]"
+            return "[" + ", ".join(_cell(item, kind.value_type) for item in value) + "]"
         case _:
             return str(value)
 

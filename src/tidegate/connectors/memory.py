@@ -21,9 +21,22 @@ from tidegate.protocol.commit import CommitPermit
 
 @dataclass(slots=True)
 class _Table:
+    """`parts`: in complete mode the newest rows of each writer, all of one generation."""
+
     schema: pa.Schema
     batches: list[pa.RecordBatch] = field(default_factory=list)
     committed: set[str] = field(default_factory=set)
+    parts: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    parts_generation: int = 0
+
+    def rows(self) -> list[pa.RecordBatch]:
+        return [*self.batches, *(batch for part in self.parts.values() for batch in part)]
+
+    def replace_part(self, part: "_Part", batches: list[pa.RecordBatch]) -> None:
+        """A later generation shows all groups anew, perhaps by other writers: what an earlier one showed goes."""
+        if part.generation > self.parts_generation:
+            self.parts, self.parts_generation = {}, part.generation
+        self.parts[part.writer] = batches
 
 
 # The user's thread reads while the coordinator's commits.
@@ -36,6 +49,17 @@ class _Committable(msgspec.Struct, frozen=True):
 
     id: str
     batches: list[bytes]
+    part: "_Part | None" = None
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """In complete mode: whose rows these are, all there are now, in place of those before.
+
+    By writer, because one whose input has ended shows its groups for the last time while others go on.
+    """
+
+    writer: str
+    generation: int
 
 
 def read_memory_table(name: str) -> pa.Table:
@@ -45,20 +69,22 @@ def read_memory_table(name: str) -> pa.Table:
         if table is None:
             known = ", ".join(sorted(_tables)) or "none yet"
             raise OptionError(f"There is no memory table {name!r}{nearest(name, _tables)}: there are {known}.")
-        return pa.Table.from_batches(list(table.batches), schema=table.schema)
+        return pa.Table.from_batches(table.rows(), schema=table.schema)
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySink:
     name: str
     schema: pa.Schema
+    mode: nodes.OutputMode = nodes.OutputMode.APPEND
 
     def prepare_location(self) -> None:
         with _lock:
             _tables.setdefault(self.name, _Table(self.schema))
 
     def writer(self, *, task: TaskId, generation: Generation) -> "MemoryWriter":
-        return MemoryWriter(f"{task}-g{generation}-{secrets.token_hex(8)}")
+        part = _Part(str(task), generation) if self.mode is nodes.OutputMode.COMPLETE else None
+        return MemoryWriter(f"{task}-g{generation}-{secrets.token_hex(8)}", part)
 
     def committer(self) -> "MemoryCommitter":
         return MemoryCommitter(self)
@@ -66,12 +92,13 @@ class MemorySink:
 
 def from_node(node: nodes.Sink) -> MemorySink:
     options = Options(node.options, owner="memory sink", known=("queryName",))
-    return MemorySink(options.required("queryName", example="""queryName("totals")"""), node.schema)
+    return MemorySink(options.required("queryName", example="""queryName("totals")"""), node.schema, node.mode)
 
 
 class MemoryWriter:
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, part: _Part | None = None) -> None:
         self._token = token
+        self._part = part
         self._batches: list[bytes] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -80,7 +107,7 @@ class MemoryWriter:
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
         batches, self._batches = self._batches, []
-        committable = _Committable(f"{self._token}-{checkpoint}", batches)
+        committable = _Committable(f"{self._token}-{checkpoint}", batches, self._part)
         return Prepared([msgspec.msgpack.encode(committable)] if batches else [], lambda: None)
 
     def close(self) -> None:
@@ -98,12 +125,18 @@ class MemoryCommitter:
             for committable in decoded:
                 if committable.id not in table.committed:
                     table.committed.add(committable.id)
-                    table.batches += [
-                        pa.ipc.read_record_batch(pa.py_buffer(batch), table.schema) for batch in committable.batches
-                    ]
+                    _show(table, committable)
 
     def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
         """A first generation begins a new query, which shows nothing of an earlier one of its name, as in Spark."""
         if generation == 1:
             with _lock:
                 _tables[self._sink.name] = _Table(self._sink.schema)
+
+
+def _show(table: _Table, committable: _Committable) -> None:
+    batches = [pa.ipc.read_record_batch(pa.py_buffer(batch), table.schema) for batch in committable.batches]
+    if committable.part is None:
+        table.batches += batches
+    else:
+        table.replace_part(committable.part, batches)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate.connectors.file_listing import FileSplit
+from tidegate.connectors.nested_columns import can_fit, fit
 from tidegate.connectors.text_lines import changed, missing
 from tidegate.model.errors import Damaged, OptionError
 
@@ -142,13 +143,9 @@ def _can_read(stored: pa.DataType, wanted: pa.DataType) -> bool:
     if is_type.is_decimal(stored) and is_type.is_decimal(wanted):
         whole_digits = wanted.precision - wanted.scale >= stored.precision - stored.scale
         return bool(whole_digits and wanted.scale >= stored.scale)
-    if is_type.is_list(stored) and is_type.is_list(wanted):
-        return _can_read(stored.value_type, wanted.value_type)
-    if is_type.is_map(stored) and is_type.is_map(wanted):
-        return _can_read(stored.key_type, wanted.key_type) and _can_read(stored.item_type, wanted.item_type)
-    if is_type.is_struct(stored) and is_type.is_struct(wanted):
-        same_names = [field.name for field in stored] == [field.name for field in wanted]
-        return same_names and all(_can_read(a.type, b.type) for a, b in zip(stored, wanted, strict=True))
+    nested = can_fit(stored, wanted, _can_read)
+    if nested is not None:
+        return nested
     return any(is_kind(stored) and is_kind(wanted) for is_kind in (_is_string, _is_binary))
 
 
@@ -161,7 +158,9 @@ def _is_binary(type_: pa.DataType) -> bool:
 
 
 def _cast(column: "pa.Array[Any]", wanted: pa.DataType) -> "pa.Array[Any]":
-    return column if column.type == wanted else column.cast(wanted)
+    if column.type == wanted:
+        return column
+    return fit(column, wanted, _cast) if pa.types.is_nested(wanted) else column.cast(wanted)
 
 
 def _skip(pieces: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -26,6 +26,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     Damaged,
     EnvironmentProblem,
+    IncompatibleCheckpoint,
     JobFailure,
     SlotLost,
     Superseded,
@@ -81,7 +82,7 @@ class Driver:
             spec, launcher, members, secret=secret, versions=versions, post=post, on_exit=self._on_launch_exit
         )
         self._restarts = Restarts(spec.restart)
-        self._restarting = Restarting(self._launch, members, clock, start_again=self._start_again)
+        self._restarting = Restarting(self._launch, members, clock, wanted=spec.slots, start_again=self._start_again)
         self._leaving = Leaving(self._launch, members, clock, query=spec.name)
         self._running = Running(spec, durable=durable, members=members, storing=storing, clock=clock, listener=self)
 
@@ -254,7 +255,7 @@ class Driver:
         self._failure = failure
         self._end_generation(FailureReason.JOB_RESTARTED)
         self._move(JobEvent.FAILURE)
-        if isinstance(failure, Superseded | EnvironmentProblem | Damaged):
+        if isinstance(failure, Superseded | EnvironmentProblem | IncompatibleCheckpoint | Damaged):
             self._fail_for_good()
             return
         match self._restarts.on_failure(ran_for_ms=ran_for_ms):
@@ -274,11 +275,16 @@ class Driver:
     def _fail_for_good(self) -> None:
         self._leave("the query failed", JobEvent.GAVE_UP)
 
-    def _start_again(self) -> None:
+    def _start_again(self, slots: int) -> None:
         log.warning("Query %r starts again after a failure: %s", self._spec.name, self._failure)
+        if not self._launch.is_there and slots != self._spec.slots:
+            log.warning("Query %r has room for %d of its slots now.", self._spec.name, slots)
+            self._spec = self._spec.with_slots(slots)
+            self._launch.use(self._spec)
+            self._durable.use(self._spec.slot_settings.plan)
         self._move(JobEvent.GENERATION_STARTED)
         self._bringing_up = self._next_bringing_up()
-        self._running.begin_again()
+        self._running.begin_again(self._spec)
         self._bringing_up.begin()
 
     def _next_bringing_up(self) -> BringingUp:

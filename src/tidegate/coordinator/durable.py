@@ -107,6 +107,10 @@ class DurableJob:
             check_fits(manifest, self._plan, self._settings.fingerprint)
             _check_files(store, manifest)
 
+    def use(self, plan: JobPlan) -> None:
+        """From the next generation on. While none is being started: the background reads it."""
+        self._plan = plan
+
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
         generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)
@@ -275,6 +279,11 @@ class DurableJob:
                 self._store.delete(path)
         staying = [c for c in retained if c.checkpoint not in leaving]
         self._delete_unused_shared_files([*staying, *skipped_checkpoints(entries)])
+
+    def oldest_retained(self) -> CheckpointId:
+        """Of the checkpoints; what a savepoint needs is the business of its owner."""
+        retained = retained_checkpoints(self._log.entries())
+        return min((c.checkpoint for c in retained if not c.is_savepoint), default=CheckpointId(0))
 
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""

@@ -16,25 +16,40 @@ log = logging.getLogger("tidegate")
 
 # Told to leave, slots return within a step; then Spark may be asked to end them.
 _LEAVE_TIMEOUT_MS = 10_000.0
+# A lost executor is replaced within a few seconds, or not at all.
+_ROOM_TIMEOUT_MS = 6_000.0
+_LOOK_FOR_ROOM_MS = 200.0
 _NEVER_MS = float("inf")
 
 
 class Restarting:
-    """From a failure to the next generation: the delay, then in place, or by a new launch once the old one is gone."""
+    """From a failure to the next generation: the delay, then in place, or by a new launch once the old one is gone.
+
+    A new launch waits a while for as many cores as are `wanted`, then takes what there is.
+    """
 
     def __init__(
-        self, launch: CurrentLaunch, members: Members, clock: Clock, *, start_again: Callable[[], None]
+        self,
+        launch: CurrentLaunch,
+        members: Members,
+        clock: Clock,
+        *,
+        wanted: int,
+        start_again: Callable[[int], None],
     ) -> None:
         self._launch = launch
         self._members = members
         self._clock = clock
+        self._wanted = wanted
         self._start_again = start_again
+        self._patient_until_ms = 0.0
         self._start_at_ms = _NEVER_MS
         self._cancel_at_ms = _NEVER_MS
         self._awaits_exit = False
 
     def begin(self, *, delay_ms: float) -> None:
         self._start_at_ms = self._clock.monotonic_ms() + delay_ms
+        self._patient_until_ms = self._start_at_ms + _ROOM_TIMEOUT_MS
         if not self._launch.has_all_slots:
             self.send_away()
 
@@ -44,7 +59,9 @@ class Restarting:
 
     def on_launch_exit(self) -> None:
         if self._awaits_exit:
-            self._go()
+            self._awaits_exit = False
+            self._cancel_at_ms = _NEVER_MS
+            self._go(self._clock.monotonic_ms())
 
     def on_time(self, now_ms: float) -> None:
         if now_ms >= self._start_at_ms:
@@ -63,15 +80,21 @@ class Restarting:
 
     def _on_delay_over(self, now_ms: float) -> None:
         if not self._launch.is_there or self._launch.has_all_slots:
-            self._go()
+            self._go(now_ms)
             return
         self._start_at_ms = _NEVER_MS
         self._cancel_at_ms = now_ms + _LEAVE_TIMEOUT_MS
         self._awaits_exit = True
 
-    def _go(self) -> None:
+    def _go(self, now_ms: float) -> None:
+        slots = self._wanted
+        if not self._launch.is_there and (room := self._launch.room()) is not None and room < slots:
+            if now_ms < self._patient_until_ms:
+                self._start_at_ms = now_ms + _LOOK_FOR_ROOM_MS
+                return
+            slots = max(1, room)
         self.close()
-        self._start_again()
+        self._start_again(slots)
 
 
 class Leaving:

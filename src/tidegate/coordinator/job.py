@@ -1,6 +1,6 @@
 """What a job is, as the coordinator is given it. Everything has been checked before one of these is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.recovery import SinkRollback
@@ -29,3 +29,12 @@ class JobSpec:
     slot_bind_host: str
     advertised_host: str | None
     ports: str
+
+    @property
+    def slots(self) -> int:
+        return self.slot_settings.plan.parallelism
+
+    def with_slots(self, slots: int) -> "JobSpec":
+        """The same job at another parallelism; state and rows in flight are distributed anew when it is restored."""
+        plan = replace(self.slot_settings.plan, parallelism=slots)
+        return replace(self, slot_settings=replace(self.slot_settings, plan=plan))

@@ -48,6 +48,10 @@ class Launcher(Protocol):
         """Start the slots and return at once. `on_exit` is called once, from any thread, when all are gone."""
         ...
 
+    def room(self) -> int | None:
+        """How many slots would find a core now, as far as that can be told."""
+        ...
+
 
 def slots_missing(*, here: int, wanted: int, running: int | None, driver: str) -> EnvironmentProblem:
     """What to tell a user whose slots do not come: they run and cannot reach us, or they have no cores."""

@@ -32,7 +32,6 @@ class CurrentLaunch:
         self._versions = versions
         self._post = post
         self._on_exit = on_exit
-        self._slots = spec.slot_settings.plan.parallelism
         self._number = 0
         self._launched: Launched | None = None
 
@@ -48,7 +47,7 @@ class CurrentLaunch:
     @property
     def has_all_slots(self) -> bool:
         """Every process is alive and connected."""
-        return self.is_there and len(self._members.members()) == self._slots
+        return self.is_there and len(self._members.members()) == self._spec.slots
 
     def start(self) -> None:
         self._number += 1
@@ -70,7 +69,14 @@ class CurrentLaunch:
         def on_exit(exit: LaunchExit) -> None:
             self._post(lambda: self._end(number, exit))
 
-        self._launched = self._launcher.launch(order, slots=self._slots, on_exit=on_exit)
+        self._launched = self._launcher.launch(order, slots=self._spec.slots, on_exit=on_exit)
+
+    def use(self, spec: JobSpec) -> None:
+        """For the next launch."""
+        self._spec = spec
+
+    def room(self) -> int | None:
+        return self._launcher.room()
 
     def running_slots(self) -> int | None:
         return None if self._launched is None else self._launched.running_slots()

@@ -67,8 +67,10 @@ class Running:
 
     # -- events
 
-    def begin_again(self) -> None:
+    def begin_again(self, spec: JobSpec) -> None:
         """Another generation comes up: what the one before reported does not hold for it."""
+        self._spec = spec
+        self._plan = spec.slot_settings.plan
         self._last_from = None
         self._ended.clear()
         self._progress.clear()
@@ -93,6 +95,7 @@ class Running:
             savepoints=self._savepoints,
             tell=self._members.tell,
             listener=self,
+            tell_sources=splits.on_committed,
         )
         self._current = checkpoints, splits
 

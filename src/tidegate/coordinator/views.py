@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from tidegate.model.ids import SlotIndex, TaskId
 from tidegate.network.messages import Progress
-from tidegate.plan.physical import JobPlan
+from tidegate.plan.lower import operator_name
+from tidegate.plan.physical import AggregateSpec, ConnectSpec, JobPlan, TransformWithStateSpec, Vertex
 from tidegate.protocol.statistics import StatisticsView
 
 
@@ -52,6 +53,8 @@ class TaskView:
     backpressured_ms: float
     paused_ms: float = 0.0
     watermark_ms: int | None = None
+    late_rows: int = 0
+    state_operator: str | None = None  # the first operator of the task that keeps state, if any does
 
 
 def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[TaskView, ...]:
@@ -69,10 +72,17 @@ def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[Ta
             backpressured_ms=report.backpressured_ms,
             paused_ms=report.paused_ms,
             watermark_ms=report.watermark_ms,
+            late_rows=report.late_rows,
+            state_operator=_state_operator(vertices[report.task.vertex]),
         )
         for _, progress in sorted(reports.items())
         for report in progress.tasks
     )
+
+
+def _state_operator(vertex: Vertex) -> str | None:
+    keeping = (op for op in vertex.operators if isinstance(op, AggregateSpec | TransformWithStateSpec | ConnectSpec))
+    return next(map(operator_name, keeping), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
 """Keys in columns: finds the slot of every key of a slice at once, without Python per row.
 
 A key, once added, keeps its slot and is never changed or removed, so a prefix of the columns can be read at any
-time later without a copy. Whatever is stored per slot is the caller's.
+time later without a copy; what is no longer needed is left out of the index that `kept` makes. Whatever is stored per
+slot is the caller's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -49,6 +50,12 @@ class GrowingArray(Generic[ScalarT]):
         self.grow_to(start + len(values))
         self._all[start : self.count] = values
 
+    def keep(self, places: npt.NDArray[np.int64]) -> None:
+        """Place i becomes what places[i] was; the old memory is left alone."""
+        kept = np.zeros((max(_FIRST_CAPACITY, len(places)), *self._all.shape[1:]), dtype=self._all.dtype)
+        kept[: len(places)] = self.used[places]
+        self._all, self.count = kept, len(places)
+
     def grow_to(self, count: int) -> None:
         """New places hold zero."""
         if count > len(self._all):
@@ -88,6 +95,11 @@ class FixedKeys:
     def append(self, rows: KeyColumn, which: Slots) -> None:
         self._values.append(rows.values[which].view(self._values.used.dtype))
 
+    def kept(self, slots: Slots) -> "FixedKeys":
+        copy = FixedKeys(self.kind)
+        copy._values.append(self._values.used[slots])
+        return copy
+
     def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
         if pa.types.is_null(self.kind):
             return pa.nulls(len(valid))
@@ -124,6 +136,11 @@ class VariableKeys:
         else:
             self._offsets.append(np.full(len(added), self._data.count))
 
+    def kept(self, slots: Slots) -> "VariableKeys":
+        copy = VariableKeys(self.kind)
+        copy.append(KeyColumn(self._stored(), None), slots)
+        return copy
+
     def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
         # A null among the indices is taken as a null.
         wanted = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
@@ -144,9 +161,11 @@ class KeyIndex:
     """
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
-        self._columns = [VariableKeys(kind) if is_variable_width(kind) else FixedKeys(kind) for kind in kinds]
-        self._valid: list[GrowingArray[np.bool_]] = [GrowingArray(np.bool_) for _ in kinds]
-        self._has_nulls = [False] * len(kinds)
+        self._kinds = list(kinds)
+        leaves = [leaf for kind in kinds for leaf in leaf_types(kind)]
+        self._columns = [VariableKeys(leaf) if is_variable_width(leaf) else FixedKeys(leaf) for leaf in leaves]
+        self._valid: list[GrowingArray[np.bool_]] = [GrowingArray(np.bool_) for _ in leaves]
+        self._has_nulls = [False] * len(leaves)
         self._hashes: GrowingArray[np.uint64] = GrowingArray(np.uint64)
         self._table: npt.NDArray[np.int32] = np.full(_FIRST_CAPACITY, _EMPTY, dtype=np.int32)
 
@@ -161,8 +180,11 @@ class KeyIndex:
 
     def find_or_add(self, rows: pa.RecordBatch) -> Slots:
         """The slot of each row's key (its first columns), which gets one if it is new."""
-        hashes = hash_rows(rows, len(self._columns))
-        keys = [keys.read(_decoded(rows.column(index), keys.kind)) for index, keys in enumerate(self._columns)]
+        hashes = hash_rows(rows, len(self._kinds))
+        leaves = [
+            leaf for index, kind in enumerate(self._kinds) for leaf in leaves_of(_decoded(rows.column(index), kind))
+        ]
+        keys = [keys.read(leaf) for keys, leaf in zip(self._columns, leaves, strict=True)]
         places = self._home(hashes)
         slots = self._at(places)
         left = np.flatnonzero(~self._matches(slots, hashes, keys, None))
@@ -173,7 +195,20 @@ class KeyIndex:
 
     def gather(self, slots: Slots | slice) -> list[pa.Array]:
         """The keys of those slots, one array per key column, in the column's own type."""
-        return [keys.gather(slots, valid.used[slots]) for keys, valid in zip(self._columns, self._valid, strict=True)]
+        leaves = [keys.gather(slots, valid.used[slots]) for keys, valid in zip(self._columns, self._valid, strict=True)]
+        remaining = iter(leaves)
+        return [rebuilt(kind, remaining) for kind in self._kinds]
+
+    def kept(self, slots: Slots) -> "KeyIndex":
+        """An index of these keys alone, the first at slot 0; this one stays as it is, for whoever still reads it."""
+        copy = KeyIndex(self._kinds)
+        copy._columns = [keys.kept(slots) for keys in self._columns]
+        for new, old in zip(copy._valid, self._valid, strict=True):
+            new.append(old.used[slots])
+        copy._has_nulls = list(self._has_nulls)
+        copy._hashes.append(self._hashes.used[slots])
+        copy._rebuild_table(_TABLE_PLACES_PER_KEY * copy.count)
+        return copy
 
     def size_bytes(self) -> int:
         return self._hashes.used.nbytes + sum(keys.size_bytes() for keys in self._columns)
@@ -248,7 +283,7 @@ class KeyIndex:
         return True
 
     def _rebuild_table(self, at_least: int) -> None:
-        size = len(self._table)
+        size = max(_FIRST_CAPACITY, len(self._table))
         while size < at_least:
             size *= 2
         self._table = np.full(size, _EMPTY, dtype=np.int32)
@@ -259,6 +294,30 @@ class KeyIndex:
             self._table[places[is_free]] = left[is_free]
             is_unplaced = self._table[places] != left
             left, places = left[is_unplaced], self._next(places[is_unplaced])
+
+
+def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
+    """A struct is compared by its fields, with one flag in front that says whether it is there at all."""
+    if not pa.types.is_struct(kind):
+        return [kind]
+    return [pa.bool_(), *(leaf for field in kind for leaf in leaf_types(field.type))]
+
+
+def leaves_of(column: pa.Array) -> list[pa.Array]:
+    if not pa.types.is_struct(column.type):
+        return [column]
+    valid = validity_of(column)
+    is_there = fixed_array(pa.bool_(), np.ones(len(column), np.bool_) if valid is None else valid, None)
+    return [is_there, *(leaf for child in column.flatten() for leaf in leaves_of(child))]
+
+
+def rebuilt(kind: pa.DataType, leaves: Iterator[pa.Array]) -> pa.Array:
+    if not pa.types.is_struct(kind):
+        return next(leaves)
+    is_there = next(leaves)
+    children = [rebuilt(field.type, leaves) for field in kind]
+    validity = None if is_there.true_count == len(is_there) else is_there.buffers()[1]
+    return pa.Array.from_buffers(kind, len(is_there), [validity], children=children)
 
 
 def slots_array(slots: Slots) -> pa.Array:

@@ -1,9 +1,11 @@
 """What a task asks of an operator. All calls come from the slot's one thread."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.model.clock import Clock
@@ -25,10 +27,37 @@ class ValueStateHandle(Protocol):
     def clear(self) -> None: ...
 
 
+class ListStateHandle(Protocol):
+    def exists(self) -> bool: ...
+    def get(self) -> Iterator[tuple[Any, ...]]: ...
+    def put(self, new_values: Sequence[tuple[Any, ...]]) -> None: ...
+    def append_value(self, new_value: tuple[Any, ...]) -> None: ...
+    def append_list(self, new_values: Sequence[tuple[Any, ...]]) -> None: ...
+    def clear(self) -> None: ...
+
+
+class MapStateHandle(Protocol):
+    def exists(self) -> bool: ...
+    def get_value(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
+    def contains_key(self, key: tuple[Any, ...]) -> bool: ...
+    def update_value(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None: ...
+    def items(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]: ...
+    def remove_key(self, key: tuple[Any, ...]) -> None: ...
+    def clear(self) -> None: ...
+
+
 class ProcessorHandle(Protocol):
     """What a processor is opened with; states and timers belong to the key that is being handled."""
 
     def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> ValueStateHandle: ...
+    def list_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> ListStateHandle: ...
+    def map_state(
+        self, name: str, key_fields: tuple[str, ...], value_fields: tuple[str, ...], *, ttl_ms: int | None = None
+    ) -> MapStateHandle: ...
+    def delete_if_exists(self, name: str) -> None:
+        """All that any key holds under a name that is not opened any more; only in `init`."""
+        ...
+
     def register_timer(self, at_ms: int) -> None: ...
     def delete_timer(self, at_ms: int) -> None: ...
     def timers(self) -> list[int]: ...
@@ -43,17 +72,29 @@ class Times:
 
 
 class UserProcessor(Protocol):
-    """A user's `StatefulProcessor`, opened by the spark layer; rows go in and come out as plain tuples."""
+    """A user's `StatefulProcessor`, opened by the spark layer.
+
+    Rows go in as an iterator of plain tuples and come out as tuples, or as batches both ways, as the spec's style says.
+    """
 
     def init(self, handle: ProcessorHandle) -> None:
         """Runs the user's `init`; each `getValueState` arrives as a call of `handle.value_state`."""
         ...
 
-    def handle_rows(
-        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
-    ) -> Iterable[tuple[Any, ...]]: ...
-    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]: ...
+    def handle_rows(self, key: tuple[Any, ...], rows: Any, times: Times) -> Iterable[Any]: ...
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[Any]: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class TakesInitialState(Protocol):
+    """A `UserProcessor` whose keys may start with rows."""
+
+    def name_initial(self, names: tuple[str, ...]) -> None:
+        """What the columns of these rows are called; before the first of them."""
+        ...
+
+    def handle_initial(self, key: tuple[Any, ...], rows: Any, times: Times) -> None: ...
 
 
 class BroadcastState(Protocol):
@@ -91,6 +132,25 @@ class UserCode(Protocol):
         self, command: bytes, *, value_names: Sequence[str], output_names: Sequence[str]
     ) -> UserProcessor: ...
     def connect_processor(self, command: bytes) -> ConnectProcessor: ...
+    def udfs(self, calls: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """From batches of arguments to batches of results, row by row."""
+        ...
+
+
+@dataclass(slots=True)
+class LateRows:
+    """How many rows a task has left out because event time had passed them, since it was started."""
+
+    count: int = 0
+
+    def dropped(self, rows: pa.RecordBatch, late: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+        """The rows that are not late; counts the others."""
+        number = int(np.count_nonzero(late))
+        if number == 0:
+            return rows
+        self.count += number
+        kept = np.flatnonzero(~late)
+        return rows.take(pa.Array.from_buffers(pa.int64(), len(kept), [None, pa.py_buffer(kept)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +165,7 @@ class TaskContext:
     user_code: UserCode
     open_state: Callable[[], StateBackend]
     floors: KeyGroupFloors = NO_FLOORS
+    late_rows: LateRows = field(default_factory=LateRows)
 
 
 class Operator(Protocol):

@@ -46,4 +46,17 @@ class Cast:
     zone: str
 
 
-Expression: TypeAlias = Column | Literal | Call | Cast
+@dataclass(frozen=True, slots=True)
+class Lambda:
+    """A function argument of a higher-order function.
+
+    The columns of `body` are [parameters..., captured...]; `captured` are expressions over the row around it.
+    """
+
+    parameters: tuple[pa.DataType, ...]
+    captured: "tuple[Expression, ...]"
+    body: "Expression"
+    type: pa.DataType
+
+
+Expression: TypeAlias = Column | Literal | Call | Cast | Lambda

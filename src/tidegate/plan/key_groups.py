@@ -40,6 +40,17 @@ def hash_rows(rows: pa.RecordBatch, key_count: int) -> Hashes:
     return hashes
 
 
+def check_key_type(kind: pa.DataType) -> None:
+    """Raises `UnsupportedPlan` for a type that `hash_rows` cannot take."""
+    if pa.types.is_list(kind):
+        check_key_type(kind.value_type)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            check_key_type(field.type)
+    elif pa.types.is_nested(kind) or pa.types.is_interval(kind):
+        raise _unsupported_key(kind)
+
+
 def key_group_of(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]:
     if not 0 < max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise OptionError(
@@ -101,9 +112,13 @@ def fixed_values_of(column: pa.Array) -> npt.NDArray[Any]:
         return _normalised_floats(_fixed(column, dtype=np.float32 if kind.bit_width == 32 else np.float64))
     if pa.types.is_unsigned_integer(kind):
         return _fixed(column, dtype=np.dtype(f"u{kind.bit_width // 8}"))
-    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+    if pa.types.is_integer(kind) or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind)):
         return _fixed(column, dtype=np.dtype(f"i{kind.bit_width // 8}"))
-    raise UnsupportedPlan(f"Keys of type {kind} are not supported: group by the fields of the value instead.")
+    raise _unsupported_key(kind)
+
+
+def _unsupported_key(kind: pa.DataType) -> UnsupportedPlan:
+    return UnsupportedPlan(f"Keys of type {kind} are not supported: group by the parts of the value instead.")
 
 
 def is_variable_width(kind: pa.DataType) -> bool:
@@ -129,11 +144,44 @@ def as_large_binary(column: pa.Array) -> pa.Array:
 def _hash_column(column: pa.Array) -> Hashes:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    hashes = _hash_bytes(column) if is_variable_width(column.type) else _hash_fixed(fixed_values_of(column))
+    hashes = _hash_values(column)
     valid = validity_of(column)
     if valid is not None:
         hashes[~valid] = _NULL_HASH
     return hashes
+
+
+def _hash_values(column: pa.Array) -> Hashes:
+    """Under a null is anything."""
+    if is_variable_width(column.type):
+        return _hash_bytes(column)
+    if pa.types.is_struct(column.type):
+        return _hash_struct(column)
+    if pa.types.is_list(column.type):
+        return _hash_lists(column)
+    return _hash_fixed(fixed_values_of(column))
+
+
+def _hash_struct(column: pa.Array) -> Hashes:
+    """As if its fields were key columns, and unlike a single one of them."""
+    hashes = np.zeros(len(column), dtype=np.uint64)
+    for index in range(column.type.num_fields):
+        hashes = _mix(hashes * _GOLDEN + _hash_column(column.field(index)))
+    return hashes
+
+
+def _hash_lists(column: pa.Array) -> Hashes:
+    """Sums the hashes of the elements, each weighted by its position, then mixes in the length."""
+    if len(column) == 0:
+        return np.zeros(0, dtype=np.uint64)
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    first, lengths = int(offsets[0]), np.diff(offsets).astype(np.int64)
+    elements = _hash_column(column.values.slice(first, int(offsets[-1]) - first))
+    within = np.arange(len(elements)) - np.repeat(offsets[:-1] - first, lengths)
+    terms = _mix(elements) * _position_weights(max(1, int(lengths.max())))[within]
+    running = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms)])
+    sums = running[offsets[1:] - first] - running[offsets[:-1] - first]
+    return _mix(sums + lengths.view(np.uint64) * _GOLDEN)
 
 
 def _hash_fixed(values: npt.NDArray[Any]) -> Hashes:

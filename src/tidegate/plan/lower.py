@@ -1,34 +1,56 @@
 """Cuts a plan into vertices: forward operators are chained, keyed ones start a new vertex behind a hash edge."""
 
-from typing import assert_never
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import EdgeId, VertexId
-from tidegate.plan.expressions import Column, Expression
+from tidegate.plan.expressions import Column, Expression, Literal
+from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
+    Connect,
+    EvalPython,
+    EventTimeColumn,
+    EventTimeKey,
+    EventTimeWatermark,
+    Expand,
     Filter,
+    Generate,
     MapInArrow,
     Node,
+    OutputMode,
     Project,
+    Repartition,
+    RightSide,
     Scan,
     Sink,
+    Spread,
     TransformWithState,
+    Union,
 )
 from tidegate.plan.physical import (
     FIRST_INPUT,
+    SECOND_INPUT,
     AggregateSpec,
+    BroadcastPartitioning,
     ConnectSpec,
     Edge,
+    EvalPythonSpec,
+    EventTimeColumnSpec,
+    ExpandSpec,
     FilterSpec,
+    ForwardPartitioning,
+    GenerateSpec,
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
     OperatorSpec,
     Partitioning,
+    PointwisePartitioning,
     ProjectSpec,
     RebalancePartitioning,
     TransformWithStateSpec,
@@ -42,10 +64,10 @@ def lower(
     root: Node, sink: Sink, *, parallelism: int, max_parallelism: int, source_parallelism: int | None = None
 ) -> JobPlan:
     """`source_parallelism`: at most so many subtasks read; what they read goes to all slots in turn."""
-    builder = _Builder(source_parallelism)
-    builder.add(root)
+    builder = _Builder(sink.mode, source_parallelism)
+    builder.finish(builder.chains(root), sink)
     return JobPlan(
-        vertices=builder.finish(sink),
+        vertices=tuple(builder.vertices),
         edges=tuple(builder.edges),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
@@ -90,6 +112,10 @@ def operator_name(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec(function_name=name):
             return f"MapInArrow({name})"
+        case EvalPythonSpec(function_name=name):
+            return f"EvalPython({name})"
+        case EventTimeColumnSpec():
+            return "EventTimeColumn"
         case AggregateSpec(calls=calls):
             return f"Aggregate({', '.join(call.function.value for call in calls)})"
         case TransformWithStateSpec():
@@ -98,95 +124,251 @@ def operator_name(operator: OperatorSpec) -> str:
             return "Watermark"
         case ConnectSpec():
             return "Connect"
+        case GenerateSpec(exploded_as=exploded_as):
+            return f"Generate({exploded_as.value})"
+        case ExpandSpec():
+            return "Expand"
         case _:
             assert_never(operator)
 
 
-class _Builder:
-    """Vertices so far, and the chain that is still open at its end."""
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A closed vertex that feeds the open one."""
 
-    def __init__(self, source_parallelism: int | None) -> None:
+    sender: VertexId
+    partitioning: Partitioning
+    schema: pa.Schema
+    input: int
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A vertex that is still open at its end."""
+
+    source: Scan | None = None
+    inputs: list[_Input] = field(default_factory=list)
+    operators: list[OperatorSpec] = field(default_factory=list)
+    parallelism: int | None = None
+
+
+# Several chains stand for their union: stateless operators go into each of them, so that a union costs no exchange.
+_Chains: TypeAlias = list[_Chain]
+
+
+class _Builder:
+    """The vertices that are closed, in an order in which senders come before receivers."""
+
+    def __init__(self, mode: OutputMode, source_parallelism: int | None) -> None:
+        self._mode = mode
         self._source_parallelism = source_parallelism
         self.edges: list[Edge] = []
-        self._vertices: list[Vertex] = []
-        self._source: Scan | None = None
-        self._operators: list[OperatorSpec] = []
+        self.vertices: list[Vertex] = []
 
-    def add(self, node: Node) -> None:
-        """Appends `node` behind its child."""
+    def chains(self, node: Node) -> _Chains:
+        """What gives the rows of `node`, open at the end."""
         match node:
             case Scan():
-                self._source = node
-                if self._source_parallelism is not None:
-                    self._join(RebalancePartitioning(), node.schema)
+                if self._source_parallelism is None:
+                    return [_Chain(source=node)]
+                reading = _Chain(source=node, parallelism=self._source_parallelism)
+                return [self.cut([reading], RebalancePartitioning(), node.schema)]
             case Project(child=child, columns=columns, schema=schema):
-                self.add(child)
-                self._operators.append(ProjectSpec(columns, schema))
+                return self._append(child, ProjectSpec(columns, schema))
             case Filter(child=child, condition=condition, schema=schema):
-                self.add(child)
-                self._operators.append(FilterSpec(condition, schema))
-            case MapInArrow(child=child, function=function, function_name=name, schema=schema):
-                self.add(child)
-                self._operators.append(MapInArrowSpec(function, name, schema))
+                return self._append(child, FilterSpec(condition, schema))
+            case MapInArrow(child=child, function=function, function_name=name, schema=schema, method=method):
+                return self._append(child, MapInArrowSpec(function, name, schema, method))
+            case EvalPython():
+                return self._append(node.child, _eval_python(node))
+            case EventTimeColumn(child=child, column=column, schema=schema):
+                return self._append(child, EventTimeColumnSpec(column, schema))
+            case Connect():
+                return [self._connect(node)]
+            case EventTimeWatermark(child=child, column=column, delay_ms=delay_ms, schema=schema):
+                return self._append(child, WatermarkSpec(column, delay_ms, schema))
+            case Generate(child=child, schema=schema):
+                spec = GenerateSpec(node.collection, node.exploded_as, node.of_empty, node.kept, schema)
+                return self._append(child, spec)
+            case Expand(child=child, projections=projections, schema=schema):
+                return self._append(child, ExpandSpec(projections, schema))
+            case Union(children=children, schema=schema):
+                return [chain for child in children for chain in self._renamed(child, schema)]
+            case Repartition():
+                return [self._repartition(node)]
             case Aggregate():
-                self._add_aggregate(node)
-            case TransformWithState(child=child, key_count=key_count, processor=processor, schema=schema):
-                self.add(child)
-                self._cut(key_count, child.schema)
-                self._operators.append(TransformWithStateSpec(key_count, processor, child.schema, schema))
+                return [self._aggregate(node)]
+            case TransformWithState():
+                keyed = self.cut(self.chains(node.child), HashPartitioning(node.key_count), node.child.schema)
+                keyed.operators.append(_transform_with_state(node))
+                return [keyed]
             case _:
                 assert_never(node)
 
-    def finish(self, sink: Sink) -> tuple[Vertex, ...]:
-        self._close_vertex(sink)
-        return tuple(self._vertices)
+    def finish(self, chains: _Chains, sink: Sink) -> None:
+        self._close(self._joined(chains, sink.schema), sink)
 
-    def _add_aggregate(self, node: Aggregate) -> None:
-        if not node.keys:
-            raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
-        self.add(node.child)
+    def cut(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema) -> _Chain:
+        """Closes the chains with edges to a new one."""
+        if isinstance(partitioning, HashPartitioning):
+            for key in _keys(schema, partitioning):
+                check_key_type(key.type)
+        return _Chain(inputs=self.close_all(chains, partitioning, schema, input=FIRST_INPUT))
+
+    def close_all(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema, *, input: int) -> list[_Input]:
+        return [_Input(self._close(chain, None), partitioning, schema, input) for chain in chains]
+
+    def _append(self, child: Node, operator: OperatorSpec) -> _Chains:
+        chains = self.chains(child)
+        for chain in chains:
+            chain.operators.append(operator)
+        return chains
+
+    def _renamed(self, child: Node, schema: pa.Schema) -> _Chains:
+        if child.schema.names == schema.names:
+            return self.chains(child)
+        columns = tuple(Column(at, field.name, field.type) for at, field in enumerate(child.schema))
+        return self._append(child, ProjectSpec(columns, schema))
+
+    def _joined(self, chains: _Chains, schema: pa.Schema) -> _Chain:
+        """One chain that takes the rows of all, without moving them to other slots where that can be."""
+        if len(chains) == 1:
+            return chains[0]
+        are_alike = len({chain.parallelism for chain in chains}) == 1
+        way: Partitioning = ForwardPartitioning() if are_alike else PointwisePartitioning()
+        joined = self.cut(chains, way, schema)
+        joined.parallelism = chains[0].parallelism if are_alike else None
+        return joined
+
+    def _repartition(self, node: Repartition) -> _Chain:
+        chains = self.chains(node.child)
+        match node.spread:
+            case Spread.EVENLY:
+                after = self.cut(chains, RebalancePartitioning(), node.schema)
+            case Spread.TO_NEIGHBOURS:
+                after = self.cut(chains, PointwisePartitioning(), node.schema)
+            case Spread.BY_KEY:
+                after = self._by_key(chains, node)
+            case _:
+                assert_never(node.spread)
+        after.parallelism = node.partitions
+        return after
+
+    def _by_key(self, chains: _Chains, node: Repartition) -> _Chain:
+        """Keys travel as columns of their own in front of the others, and are dropped on arrival."""
+        own = tuple(Column(at, field.name, field.type) for at, field in enumerate(node.schema))
+        keys = [pa.field(f"_key{at}", key.type) for at, key in enumerate(node.keys)]
+        keyed = pa.schema([*keys, *node.schema])
+        for chain in chains:
+            chain.operators.append(ProjectSpec((*node.keys, *own), keyed))
+        after = self.cut(chains, HashPartitioning(len(keys)), keyed)
+        shifted = tuple(Column(column.index + len(keys), column.name, column.type) for column in own)
+        after.operators.append(ProjectSpec(shifted, node.schema))
+        return after
+
+    def _connect(self, node: Connect) -> _Chain:
+        # Without a key, rows may be handled anywhere: most of them stay where they are.
+        keyed = HashPartitioning(node.left_key_count)
+        left_way: Partitioning = keyed if node.left_key_count else PointwisePartitioning()
+        left = self.close_all(self.chains(node.left), left_way, node.left.schema, input=FIRST_INPUT)
+        is_keyed = node.right_side is RightSide.KEYED
+        right_way: Partitioning = HashPartitioning(node.right_key_count) if is_keyed else BroadcastPartitioning()
+        right = self.close_all(self.chains(node.right), right_way, node.right.schema, input=SECOND_INPUT)
+        return _Chain(inputs=left + right, operators=[_connect_spec(node)])
+
+    def _aggregate(self, node: Aggregate) -> _Chain:
+        if self._mode is OutputMode.APPEND and node.event_time is None:
+            raise UnsupportedPlan(
+                "Tidegate does not run an aggregation in append mode whose keys have no watermark: "
+                "group by a window or timestamp that has one, or use outputMode('update')."
+            )
+        chains = self.chains(node.child)
         columns, calls = _aggregate_input(node)
         schema = pa.schema([pa.field(_column_name(column, at), column.type) for at, column in enumerate(columns)])
         if _is_identity(columns, node.child.schema):
             schema = node.child.schema
         else:
-            self._operators.append(ProjectSpec(columns, schema))
-        self._cut(len(node.keys), schema)
-        self._operators.append(AggregateSpec(len(node.keys), calls, node.results, schema, node.schema))
+            for chain in chains:
+                chain.operators.append(ProjectSpec(columns, schema))
+        # Sessions of a key meet in one task, so that the session itself cannot say which.
+        is_session = node.event_time is not None and node.event_time.key is EventTimeKey.SESSION
+        keyed = self.cut(chains, HashPartitioning(len(node.keys) - is_session), schema)
+        spec = AggregateSpec(len(node.keys), calls, node.results, schema, node.schema, self._mode, node.event_time)
+        keyed.operators.append(spec)
+        return keyed
 
-    def _cut(self, key_count: int, schema: pa.Schema) -> None:
-        """Ends the open vertex with a hash edge to the next one."""
-        self._join(HashPartitioning(key_count), schema)
-
-    def _join(self, partitioning: Partitioning, schema: pa.Schema) -> None:
-        sender = self._close_vertex(None)
-        receiver = VertexId(len(self._vertices))
-        self.edges.append(Edge(EdgeId(len(self.edges)), sender, receiver, partitioning, schema))
-
-    def _close_vertex(self, sink: Sink | None) -> VertexId:
-        vertex = VertexId(len(self._vertices))
-        names = [f"Source[{self._source.format}]"] if self._source is not None else []
-        names += [operator_name(operator) for operator in self._operators]
+    def _close(self, chain: _Chain, sink: Sink | None) -> VertexId:
+        vertex = VertexId(len(self.vertices))
+        for fed in chain.inputs:
+            edge = EdgeId(len(self.edges))
+            self.edges.append(Edge(edge, fed.sender, vertex, fed.partitioning, fed.schema, fed.input))
+        names = [f"Source[{chain.source.format}]"] if chain.source is not None else []
+        names += [operator_name(operator) for operator in chain.operators]
         names += [f"Sink[{sink.format}]"] if sink is not None else []
-        most = None if self._source is None else self._source_parallelism
-        self._vertices.append(Vertex(vertex, " -> ".join(names), self._source, tuple(self._operators), sink, most))
-        self._source, self._operators = None, []
+        name = " -> ".join(names) or "Pass"
+        self.vertices.append(Vertex(vertex, name, chain.source, tuple(chain.operators), sink, chain.parallelism))
         return vertex
 
 
+def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:
+    return TransformWithStateSpec(
+        key_count=node.key_count,
+        processor=node.processor,
+        input_schema=node.child.schema,
+        schema=node.schema,
+        time_mode=node.time_mode,
+        event_column=node.event_column,
+        time_zone=node.time_zone,
+        style=node.style,
+        initial=node.initial,
+    )
+
+
+def _eval_python(node: EvalPython) -> EvalPythonSpec:
+    return EvalPythonSpec(
+        functions=node.functions,
+        function_name=node.function_name,
+        shape=node.shape,
+        arguments=node.arguments,
+        result_count=node.result_count,
+        schema=node.schema,
+    )
+
+
+def _connect_spec(node: Connect) -> ConnectSpec:
+    return ConnectSpec(
+        processor=node.processor,
+        right_side=node.right_side,
+        left_key_count=node.left_key_count,
+        right_key_count=node.right_key_count,
+        left_schema=node.left.schema,
+        right_schema=node.right.schema,
+        schema=node.schema,
+        time_mode=node.time_mode,
+        time_zone=node.time_zone,
+    )
+
+
 def _aggregate_input(node: Aggregate) -> tuple[tuple[Expression, ...], tuple[AggregateCall, ...]]:
-    """[keys..., arguments...], each argument once, and the calls over these columns."""
+    """[keys..., arguments and conditions...], each once, and the calls over these columns."""
     columns = list(node.keys)
-    calls = []
-    for call in node.calls:
-        arguments = []
-        for argument in call.arguments:
-            if argument not in columns:
-                columns.append(argument)
-            position = columns.index(argument)
-            arguments.append(Column(position, _column_name(argument, position), argument.type))
-        calls.append(AggregateCall(call.function, tuple(arguments), call.type, call.ansi))
-    return tuple(columns), tuple(calls)
+
+    def column_of(expression: Expression) -> Column:
+        if expression not in columns:
+            columns.append(expression)
+        position = columns.index(expression)
+        return Column(position, _column_name(expression, position), expression.type)
+
+    calls = [
+        replace(
+            call,
+            arguments=tuple(column_of(argument) for argument in call.arguments),
+            condition=None if call.condition is None else column_of(call.condition),
+        )
+        for call in node.calls
+    ]
+    # Rows without columns would not travel.
+    return tuple(columns) or (Literal(True, pa.bool_()),), tuple(calls)
 
 
 def _is_identity(columns: tuple[Expression, ...], schema: pa.Schema) -> bool:
@@ -202,8 +384,11 @@ def _details(operator: OperatorSpec) -> str:
     match operator:
         case AggregateSpec() | TransformWithStateSpec():
             keys = ", ".join(field.name for field in list(operator.input_schema)[: operator.key_count])
-            return f"by [{keys}] {_fields(operator.schema)}"
-        case ProjectSpec() | FilterSpec() | MapInArrowSpec():
+            mode = f", {operator.mode.value} mode" if isinstance(operator, AggregateSpec) else ""
+            return f"by [{keys}]{mode} {_fields(operator.schema)}"
+        case ProjectSpec() | FilterSpec() | MapInArrowSpec() | GenerateSpec() | ExpandSpec():
+            return _fields(operator.schema)
+        case EvalPythonSpec() | EventTimeColumnSpec():
             return _fields(operator.schema)
         case WatermarkSpec():
             column = operator.schema.field(operator.column).name
@@ -217,18 +402,28 @@ def _details(operator: OperatorSpec) -> str:
 
 def _state_shape(operator: OperatorSpec) -> str:
     match operator:
-        case AggregateSpec(calls=calls):
+        case AggregateSpec(calls=calls, event_time=event_time):
             held = ", ".join(f"{call.function.value}:{call.type}" for call in calls)
-            return f"Aggregate keys={_key_types(operator)} in={_types(operator.input_schema)} calls=[{held}]"
+            by = "" if event_time is None else f" by={event_time.key.value}:{event_time.position}"
+            return f"Aggregate keys={_key_types(operator)}{by} in={_types(operator.input_schema)} calls=[{held}]"
         case TransformWithStateSpec():
             shapes = f"in={_fields(operator.input_schema)} out={_fields(operator.schema)}"
-            return f"TransformWithState keys={_key_types(operator)} {shapes}"
+            start = "" if operator.initial is None else " with initial state"
+            return f"TransformWithState keys={_key_types(operator)} {shapes}{start}"
         case ProjectSpec():
             return "Project"
         case FilterSpec():
             return "Filter"
         case MapInArrowSpec():
             return "MapInArrow"
+        case GenerateSpec():
+            return "Generate"
+        case ExpandSpec():
+            return "Expand"
+        case EvalPythonSpec():
+            return "EvalPython"
+        case EventTimeColumnSpec():
+            return "EventTimeColumn"
         case WatermarkSpec():
             return "Watermark"
         case ConnectSpec():

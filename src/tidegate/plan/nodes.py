@@ -12,11 +12,15 @@ from tidegate.plan.expressions import Expression
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes."""
+    """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes.
+
+    `payload`: what only the spark layer can make and open, for connectors that need more than options.
+    """
 
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,32 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class MapInArrow:
-    """`function` is PySpark's pickled command; only the spark layer can open it."""
+    """`function` is PySpark's pickled command; only the spark layer can open it. `method`: by which it was given."""
 
     child: "Node"
     function: bytes
     function_name: str
+    schema: pa.Schema
+    method: str = "mapInArrow"
+
+
+class UdfShape(Enum):
+    """What a Python function is called with."""
+
+    BATCH = "batch"  # one slice, whatever it makes of its rows
+    ITERATOR = "iterator"  # the slices of an epoch, one call for all
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPython:
+    """The child's columns and `result_count` more, computed by Python functions from `arguments`."""
+
+    child: "Node"
+    functions: bytes
+    function_name: str
+    shape: UdfShape
+    arguments: tuple[Expression, ...]
+    result_count: int
     schema: pa.Schema
 
 
@@ -47,38 +72,255 @@ class AggregateFunction(Enum):
     COUNT_ROWS = "count(*)"  # counts rows
     COUNT = "count"  # counts rows whose arguments are all not null
     SUM = "sum"
+    AVG = "avg"
+    MIN = "min"
+    MAX = "max"
+    MIN_BY = "min_by"
+    MAX_BY = "max_by"
+    FIRST = "first"
+    FIRST_NON_NULL = "first non-null"
+    LAST = "last"
+    LAST_NON_NULL = "last non-null"
+    COLLECT_LIST = "collect_list"  # without nulls
+    COLLECT_LIST_WITH_NULLS = "collect_list with nulls"
+    COLLECT_SET = "collect_set"  # without nulls
+    COLLECT_SET_WITH_NULLS = "collect_set with nulls"
+    BIT_AND = "bit_and"
+    BIT_OR = "bit_or"
+    BIT_XOR = "bit_xor"
+    STDDEV_POP = "stddev_pop"
+    STDDEV_SAMP = "stddev"
+    VAR_POP = "var_pop"
+    VAR_SAMP = "variance"
+    SKEWNESS = "skewness"
+    KURTOSIS = "kurtosis"
+    COVAR_POP = "covar_pop"
+    COVAR_SAMP = "covar_samp"
+    CORR = "corr"
+    APPROX_COUNT_DISTINCT = "approx_count_distinct"  # of hashes, which are its argument
+
+
+@dataclass(frozen=True, slots=True)
+class SketchTables:
+    """What Spark's HyperLogLog++ of a precision corrects its estimates by, as Spark's own class has it."""
+
+    precision: int
+    raw_estimates: tuple[float, ...]
+    biases: tuple[float, ...]
+    threshold: float
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
+    """`condition`: FILTER (WHERE ...): only rows for which it is true count."""
+
     function: AggregateFunction
     arguments: tuple[Expression, ...]
     type: pa.DataType
     ansi: bool
+    condition: Expression | None = None
+    sketch: SketchTables | None = None
+
+
+class OutputMode(Enum):
+    APPEND = "append"  # a group once, when event time has passed it
+    UPDATE = "update"  # groups that changed
+    COMPLETE = "complete"  # every group, each time
+
+
+class EventTimeKey(Enum):
+    """How event time is read from a key: the predicate by which Spark finds late rows and finished groups."""
+
+    TIMESTAMP = "timestamp"  # the key itself
+    WINDOW = "window"  # the end of a struct of start and end
+    SESSION = "session"  # the same, of windows that grow together when they touch
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """`position`: which key; that of a session is the last one."""
+
+    position: int
+    key: EventTimeKey
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Groups by `keys` (over the child's columns), computes `calls`; `results` are over the row [keys..., calls...]."""
+    """Groups by `keys` (over the child's columns), computes `calls`; `results` are over the row [keys..., calls...].
+
+    `event_time`: None if no key has a watermark or is a session.
+    """
 
     child: "Node"
     keys: tuple[Expression, ...]
     calls: tuple[AggregateCall, ...]
     results: tuple[Expression, ...]
     schema: pa.Schema
+    event_time: EventTime | None = None
+
+
+class TimeMode(Enum):
+    """Which timers a processor may register."""
+
+    NONE = "none"
+    PROCESSING_TIME = "processing_time"
+    EVENT_TIME = "event_time"
+
+
+class RowStyle(Enum):
+    """What user code gets of its rows, and gives."""
+
+    ROWS = "rows"  # tuples
+    BATCHES = "batches"  # Arrow batches, of which the spark layer makes DataFrames
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """What every key of a stateful operator starts with: rows [key columns..., value columns...] as Arrow's stream."""
+
+    key_count: int
+    schema: pa.Schema
+    rows: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TransformWithState:
-    """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command."""
+    """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command.
+
+    `event_column`: whose rows at or before the watermark are dropped; `time_zone`: of the instants user code sees.
+    """
 
     child: "Node"
     key_count: int
     processor: bytes
     schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
+    event_column: int | None = None
+    time_zone: str | None = None
+    style: RowStyle = RowStyle.ROWS
+    initial: InitialState | None = None
 
 
-Node: TypeAlias = Scan | Project | Filter | MapInArrow | Aggregate | TransformWithState
+@dataclass(frozen=True, slots=True)
+class EventTimeColumn:
+    """Says which column of a stateful operator's output is event time; no row may lie before the watermark."""
+
+    child: "Node"
+    column: int
+    schema: pa.Schema
+
+
+class RightSide(Enum):
+    """How the second input of a connected operator reaches it."""
+
+    KEYED = "keyed"  # by the same key as the first: both share the key's state
+    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Rows are [key columns..., value columns...] on both sides; a broadcast right side has no keys."""
+
+    left: "Node"
+    right: "Node"
+    processor: bytes
+    right_side: RightSide
+    left_key_count: int
+    right_key_count: int
+    schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
+    time_zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeWatermark:
+    """Event time follows the largest value of a column, `delay_ms` behind."""
+
+    child: "Node"
+    column: int
+    delay_ms: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Columns by position; names are the first child's."""
+
+    children: "tuple[Node, ...]"
+    schema: pa.Schema
+
+
+class Spread(Enum):
+    """How rows reach the tasks behind a repartitioning."""
+
+    EVENLY = "evenly"  # by turns
+    BY_KEY = "by key"  # equal keys to the same task
+    TO_NEIGHBOURS = "to neighbours"  # no more exchange than fewer tasks need
+
+
+@dataclass(frozen=True, slots=True)
+class Repartition:
+    """`partitions`: None for as many as there are slots. `keys` are over the child's columns."""
+
+    child: "Node"
+    spread: Spread
+    keys: tuple[Expression, ...]
+    partitions: int | None
+    schema: pa.Schema
+
+
+class ExplodedAs(Enum):
+    """What stands for an element of an array or a map; a map's element is a key and a value."""
+
+    VALUE = "explode"
+    POSITION_AND_VALUE = "posexplode"
+    FIELDS = "inline"  # of an array of structs
+
+
+class EmptyCollections(Enum):
+    """What a row with an empty or null collection gives."""
+
+    NO_ROW = "no row"
+    ONE_ROW = "one row"  # with nulls for the element
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Each row once for every element of `collection`: the columns at `kept`, then those of the element."""
+
+    child: "Node"
+    collection: Expression
+    exploded_as: ExplodedAs
+    of_empty: EmptyCollections
+    kept: tuple[int, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Each row once for every projection."""
+
+    child: "Node"
+    projections: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
+
+
+Node: TypeAlias = (
+    Scan
+    | Project
+    | Filter
+    | MapInArrow
+    | EvalPython
+    | Aggregate
+    | TransformWithState
+    | EventTimeColumn
+    | Connect
+    | EventTimeWatermark
+    | Union
+    | Repartition
+    | Generate
+    | Expand
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +328,4 @@ class Sink:
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
+    mode: OutputMode = OutputMode.UPDATE

@@ -1,14 +1,26 @@
 """What the slots run: vertices of chained operators, joined by edges. Built from nodes by `lower`."""
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import AggregateCall, Scan, Sink
+from tidegate.plan.nodes import (
+    AggregateCall,
+    EmptyCollections,
+    EventTime,
+    ExplodedAs,
+    InitialState,
+    OutputMode,
+    RightSide,
+    RowStyle,
+    Scan,
+    Sink,
+    TimeMode,
+    UdfShape,
+)
 from tidegate.protocol.rescale import EdgeKind, EdgeShape
 
 
@@ -29,25 +41,40 @@ class MapInArrowSpec:
     function: bytes
     function_name: str
     schema: pa.Schema
+    method: str = "mapInArrow"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPythonSpec:
+    """Its input's columns and `result_count` more."""
+
+    functions: bytes
+    function_name: str
+    shape: UdfShape
+    arguments: tuple[Expression, ...]
+    result_count: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeColumnSpec:
+    """Rows pass through; one before the watermark is the user's mistake."""
+
+    column: int
+    schema: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """Keyed by the first `key_count` columns of its input; update mode."""
+    """Keyed by the first `key_count` columns of its input; a session, which is no key of the edge, is the last."""
 
     key_count: int
     calls: tuple[AggregateCall, ...]
     results: tuple[Expression, ...]
     input_schema: pa.Schema
     schema: pa.Schema
-
-
-class TimeMode(Enum):
-    """Which timers a processor may register."""
-
-    NONE = "none"
-    PROCESSING_TIME = "processing_time"
-    EVENT_TIME = "event_time"
+    mode: OutputMode = OutputMode.UPDATE
+    event_time: EventTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +86,10 @@ class TransformWithStateSpec:
     input_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    event_column: int | None = None
+    time_zone: str | None = None
+    style: RowStyle = RowStyle.ROWS
+    initial: InitialState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +99,6 @@ class WatermarkSpec:
     column: int
     delay_ms: int
     schema: pa.Schema
-
-
-class RightSide(Enum):
-    """How the second input of a connected operator reaches it."""
-
-    KEYED = "keyed"  # by the same key as the first: both share the key's state
-    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +113,36 @@ class ConnectSpec:
     right_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    time_zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSpec:
+    collection: Expression
+    exploded_as: ExplodedAs
+    of_empty: EmptyCollections
+    kept: tuple[int, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandSpec:
+    projections: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
 
 
 OperatorSpec: TypeAlias = (
-    ProjectSpec | FilterSpec | MapInArrowSpec | AggregateSpec | TransformWithStateSpec | WatermarkSpec | ConnectSpec
+    ProjectSpec
+    | FilterSpec
+    | MapInArrowSpec
+    | EvalPythonSpec
+    | AggregateSpec
+    | TransformWithStateSpec
+    | EventTimeColumnSpec
+    | WatermarkSpec
+    | ConnectSpec
+    | GenerateSpec
+    | ExpandSpec
 )
 
 

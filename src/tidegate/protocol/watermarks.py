@@ -1,11 +1,15 @@
 """Event time at a gate: the watermark of a task from those of its channels, and what key groups keep of an old one.
 
 The gate's watermark is the minimum over the channels that are neither idle nor ended, and never goes back: what was
-told downstream has fired windows. It must never advance on the word of an idle or ended channel alone.
+told downstream has fired windows. It must never advance on the word of an idle channel alone.
+
+Once all channels of an edge have ended, the edge has come as far as the furthest of them: nothing older can follow, so
+that the end of a run finds event time where one task that had read everything would have it.
 """
 
 import heapq
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +17,7 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from tidegate.model.errors import ProtocolViolation
-from tidegate.model.ids import ChannelId, KeyGroupRange
+from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange
 
 MIN_WATERMARK_MS: Final = -(1 << 63)
 MAX_WATERMARK_MS: Final = (1 << 63) - 1
@@ -74,6 +78,10 @@ class GateWatermarks:
         if strangers:
             raise ProtocolViolation(f"The snapshot has a watermark of {min(strangers)}, which this gate does not read.")
         self._current_ms = current_ms
+        self._live_of_edge = Counter(channel.edge for channel in self._channels)
+        self._furthest_of_edge: dict[EdgeId, int] = {}
+        # The least of the edges that have ended and had event time; such an edge holds back the others for good.
+        self._ended_ms: int | None = None
         self._live = len(self._channels)
         self._active = sum(state.status is _Status.ACTIVE for state in self._channels.values())
         # The restored downstream knows already that this gate was idle: it is not told again.
@@ -112,6 +120,7 @@ class GateWatermarks:
             self._active -= 1
         state.status = _Status.ENDED
         self._live -= 1
+        self._end_of(channel.edge, state.event_time_ms)
         return self._settle()
 
     # -- questions
@@ -153,9 +162,18 @@ class GateWatermarks:
             state.is_in_heap = True
             heapq.heappush(self._heap, (state.event_time_ms, channel))
 
+    def _end_of(self, edge: EdgeId, event_time_ms: int) -> None:
+        furthest_ms = max(self._furthest_of_edge.get(edge, MIN_WATERMARK_MS), event_time_ms)
+        self._furthest_of_edge[edge] = furthest_ms
+        self._live_of_edge[edge] -= 1
+        if self._live_of_edge[edge] == 0 and furthest_ms > MIN_WATERMARK_MS:
+            self._ended_ms = furthest_ms if self._ended_ms is None else min(self._ended_ms, furthest_ms)
+
     def _settle(self) -> list[WatermarkAction]:
+        if self._live == 0:
+            return self._advance_to(self._current_ms if self._ended_ms is None else self._ended_ms)
         if self._active == 0:
-            if self._live == 0 or self._is_idle:
+            if self._is_idle:
                 return []
             self._is_idle = True
             return [BecomeIdle()]
@@ -164,10 +182,13 @@ class GateWatermarks:
             self._is_idle = False
             actions.append(BecomeActive())
         lowest_ms = self._lowest_active_ms()
-        if lowest_ms > self._current_ms:
-            self._current_ms = lowest_ms
-            actions.append(Advance(lowest_ms))
-        return actions
+        return actions + self._advance_to(lowest_ms if self._ended_ms is None else min(lowest_ms, self._ended_ms))
+
+    def _advance_to(self, event_time_ms: int) -> list[WatermarkAction]:
+        if event_time_ms <= self._current_ms:
+            return []
+        self._current_ms = event_time_ms
+        return [Advance(event_time_ms)]
 
     def _lowest_active_ms(self) -> int:
         """Needs an active channel. Each entry put right here pays for one event, so an event costs O(log n)."""

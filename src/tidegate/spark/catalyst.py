@@ -10,20 +10,41 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
 from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import Filter, MapInArrow, Node, Project, TransformWithState
+from tidegate.plan.nodes import (
+    EventTimeWatermark,
+    Expand,
+    Filter,
+    Node,
+    Project,
+    Repartition,
+    Spread,
+    Union,
+)
 from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_expressions import Scope, read_expression
+from tidegate.spark.catalyst_generators import kept_columns, read_generate, read_projections
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
+from tidegate.spark.catalyst_user_code import (
+    ReadChild,
+    ReadNode,
+    read_cogroup,
+    read_event_time_column,
+    read_group_state,
+    read_map,
+    read_transform_with_state,
+    read_udfs,
+    session_of_plan,
+)
+from tidegate.spark.ingest_plan import read_or_ingest
 from tidegate.spark.types import to_arrow_type
-from tidegate.spark.user_code import check_processor
 
 _OUTPUT_MODES = ("append", "update", "complete")
-_ROW_PROCESSOR_EVAL_TYPE = 213  # PythonEvalType.SQL_TRANSFORM_WITH_STATE_PYTHON_ROW_UDF
 # The optimiser turns these into the time of planning; in a stream they mean the time of each micro-batch.
 _CURRENT_TIME = re.compile(
     r'"class":"org\.apache\.spark\.sql\.catalyst\.expressions\.'
@@ -33,23 +54,13 @@ _ADVICE: Mapping[str, str] = {
     "Join": "join with a fixed table inside mapInArrow, or join before the stream is written to its source",
     "Deduplicate": "keep the keys seen in a ValueState of transformWithState",
     "DeduplicateWithinWatermark": "keep the keys seen in a ValueState of transformWithState",
-    "Window": "use groupBy with count or sum, or transformWithState",
-    "EventTimeWatermark": "remove withWatermark; aggregations run in update mode without it",
-    "UpdateEventTimeWatermarkColumn": "remove eventTimeColumnName",
-    "Union": "write the streams into one directory, or run one query for each",
-    "Repartition": "remove repartition or coalesce; option parallelism sets the number of slots",
-    "RepartitionByExpression": "remove repartition; keyed operators distribute their input by key themselves",
-    "MapInPandas": "use mapInArrow",
-    "BatchEvalPython": "call the Python function in mapInArrow",
-    "ArrowEvalPython": "call the Python function in mapInArrow",
-    "Generate": "explode inside mapInArrow",
-    "FlatMapGroupsInPandasWithState": "use transformWithState with a ValueState",
+    "Window": "use groupBy with an aggregate function, or transformWithState",
     "LocalRelation": "the query can have no rows, or reads a fixed table, so there is no stream to run",
     "GlobalLimit": "remove limit",
     "LocalLimit": "remove limit",
     "Sort": "remove orderBy; a stream has no end to sort before",
 }
-_SUPPORTED = "supported are select, where, groupBy with count and sum, mapInArrow and transformWithState"
+_SUPPORTED = "supported are select, where, groupBy with aggregate functions, mapInArrow and transformWithState"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,7 @@ class Read:
 
 def read_plan(df: DataFrame) -> Node:
     """The plan Tidegate runs for a streaming DataFrame; raises `UnsupportedPlan` for what it does not run."""
-    _require_classic(df)
+    require_classic(df)
     if not df.isStreaming:
         raise OptionError(
             "The DataFrame is not a streaming one: read its source with spark.readStream, or use df.write for a batch."
@@ -78,15 +89,16 @@ def read_plan(df: DataFrame) -> Node:
             f"take the time in mapInArrow, or use the timestamp of the source."
         )
     optimized = df.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed)
-    return _read(plan_tree(optimized)).node
+    with session_of_plan(df.sparkSession):
+        return _read(plan_tree(optimized)).node
 
 
 def check_output_mode(df: DataFrame, output_mode: str) -> None:
     """Asks Spark whether the query may be written in this mode; raises `UnsupportedPlan` with Spark's sentence."""
-    _require_classic(df)
+    require_classic(df)
     mode = output_mode.lower()
     if mode not in _OUTPUT_MODES:
-        raise OptionError(f"Output mode {output_mode!r} does not exist: use append or update.")
+        raise OptionError(f"Output mode {output_mode!r} does not exist: use append, update or complete.")
     from pyspark.errors import AnalysisException
 
     jvm: Any = df.sparkSession._jvm
@@ -96,8 +108,6 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
         checker.checkForStreaming(df._jdf.queryExecution().analyzed(), spark_mode)
     except AnalysisException as refusal:
         raise UnsupportedPlan(_sparks_sentence(refusal, mode)) from None
-    if mode == "complete":
-        raise UnsupportedPlan("Output mode complete is not available: use update, which emits the changed groups.")
 
 
 def _sparks_sentence(refusal: Exception, mode: str) -> str:
@@ -107,7 +117,7 @@ def _sparks_sentence(refusal: Exception, mode: str) -> str:
     return words if other is None or "output mode" not in words else f"{words} Use outputMode('{other}')."
 
 
-def _require_classic(df: object) -> None:
+def require_classic(df: object) -> None:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     if isinstance(df, ClassicDataFrame):
@@ -121,6 +131,10 @@ def _require_classic(df: object) -> None:
 
 
 def _read(tree: PlanTree) -> Read:
+    return read_or_ingest(tree, _read_natively, Read)
+
+
+def _read_natively(tree: PlanTree) -> Read:
     reader = _READERS.get(tree.name)
     if reader is None:
         _refuse(tree)
@@ -155,75 +169,84 @@ def _read_filter(tree: PlanTree) -> Read:
     return Read(Filter(child.node, condition, child.node.schema), child.ids)
 
 
-def _read_map_in_arrow(tree: PlanTree) -> Read:
+def _read_watermark(tree: PlanTree) -> Read:
     child = _read(tree.children[0])
-    if tree.fields["isBarrier"]:
-        raise UnsupportedPlan("Tidegate does not run Spark's MapInArrow with barrier=True: leave barrier out.")
-    function = tree.expression("functionExpr")
+    event_time = tree.expression("eventTime")
+    column = child.scope().column(event_time)
+    if not pa.types.is_timestamp(column.type):
+        raise UnsupportedPlan(
+            f"Tidegate does not run withWatermark on {column.name!r}, a column of type {column.type}: "
+            f"name a timestamp column, such as window_time(...) of a window."
+        )
+    jvm: Any = tree.jvm
+    delay_ms = int(_spark_class("sql.catalyst.plans.logical.EventTimeWatermark").getDelayMs(jvm.delay()))
+    return Read(EventTimeWatermark(child.node, column.index, delay_ms, child.node.schema), child.ids)
+
+
+def _read_generate(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    attributes = tree.expressions("generatorOutput")
+    kept = kept_columns(tree, len(child.ids))
+    node = read_generate(tree, child.node, child.scope(), kept, _attribute_schema(attributes))
+    return Read(node, [*(child.ids[index] for index in kept), *_ids(attributes)])
+
+
+def _read_expand(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
     attributes = tree.expressions("output")
-    node = MapInArrow(child.node, _command(tree), function.fields["name"], _attribute_schema(attributes))
+    node = Expand(child.node, read_projections(tree, child.scope()), _attribute_schema(attributes))
     return Read(node, _ids(attributes))
+
+
+def _read_union(tree: PlanTree) -> Read:
+    children = [_read(child) for child in tree.children]
+    first = children[0]
+    return Read(Union(tuple(child.node for child in children), first.node.schema), first.ids)
+
+
+def _read_repartition(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    spread = Spread.EVENLY if tree.fields["shuffle"] else Spread.TO_NEIGHBOURS
+    return Read(Repartition(child.node, spread, (), tree.fields["numPartitions"], child.node.schema), child.ids)
+
+
+def _read_repartition_by_expression(tree: PlanTree) -> Read:
+    child = _read(tree.children[0])
+    trees = tree.expressions("partitionExpressions")
+    if any(key.name == "SortOrder" for key in trees):
+        raise UnsupportedPlan("Tidegate does not run repartitionByRange: use repartition with the same columns.")
+    keys = tuple(read_expression(key, child.scope()) for key in trees)
+    spread = Spread.BY_KEY if keys else Spread.EVENLY
+    partitions = tree.fields.get("optNumPartitions")
+    return Read(Repartition(child.node, spread, keys, partitions, child.node.schema), child.ids)
 
 
 def _read_aggregate(tree: PlanTree) -> Read:
     keys = tree.expressions("groupingExpressions")
-    if not keys:
-        raise UnsupportedPlan("Tidegate does not run Spark's Aggregate without keys: add a groupBy column.")
-    child = _read(tree.children[0])
+    below = tree.children[0]
+    # Rows that are only counted: Spark drops all columns, which changes nothing about how many there are.
+    child = _read(below.children[0] if below.name == "Project" and not below.fields["projectList"] else below)
     outputs = tree.expressions("aggregateExpressions")
     read = read_aggregate(child.node, child.scope(), keys=keys, outputs=outputs)
     return Read(read(_named_schema(outputs, read.results)), _ids(outputs))
 
 
-def _read_transform_with_state(tree: PlanTree) -> Read:
-    function = tree.expression("functionExpr")
-    _check_transform_with_state(tree, function)
-    child = _read(tree.children[0])
-    key_count = tree.fields["groupingAttributesLen"]
-    if key_count == 0:
-        raise UnsupportedPlan("Tidegate does not run Spark's TransformWithStateInPySpark without keys: use groupBy.")
-    _check_state_keys(child, key_count)
-    attributes = tree.expressions("outputAttrs")
-    node = TransformWithState(child.node, key_count, _command(tree), _attribute_schema(attributes))
-    check_processor(node.processor)
-    return Read(node, _ids(attributes))
+def _user_code(reader: Callable[[PlanTree, ReadChild], ReadNode]) -> Callable[[PlanTree], Read]:
+    def read_child(tree: PlanTree) -> ReadNode:
+        child = _read(tree)
+        return child.node, child.ids
+
+    return lambda tree: Read(*reader(tree, read_child))
 
 
-def _check_transform_with_state(tree: PlanTree, function: ExpressionTree) -> None:
-    if tree.fields["hasInitialState"]:
-        raise UnsupportedPlan("Tidegate does not run transformWithState with an initial state: leave it out.")
-    if function.fields["evalType"] != _ROW_PROCESSOR_EVAL_TYPE:
-        raise UnsupportedPlan("Tidegate does not run transformWithStateInPandas: use transformWithState, with Rows.")
-    time_mode = str(tree.fields["timeMode"]["object"])
-    if not time_mode.endswith("NoTime$"):
-        raise UnsupportedPlan('Tidegate does not run transformWithState with timers: use timeMode "None".')
-
-
-def _check_state_keys(child: Read, key_count: int) -> None:
-    """Spark delivers [key columns..., all columns...]; each key is one of the columns the user's Row shows."""
-    data = child.ids[key_count:]
-    for key, key_id in zip(child.node.schema, child.ids[:key_count], strict=False):
-        if key_id not in data:
-            raise UnsupportedPlan(
-                f"Tidegate does not run transformWithState grouped by {key.name!r}, which is no column of its input: "
-                f"add it with withColumn before groupBy."
-            )
-        if pa.types.is_floating(key.type):
-            raise UnsupportedPlan(
-                f"Tidegate does not run transformWithState grouped by {key.name!r}, a floating point number: "
-                f"cast it to a long, a decimal or a string."
-            )
-
-
-def _command(tree: PlanTree) -> bytes:
-    """PySpark's pickled (function, return type)."""
-    python_function = tree.jvm.functionExpr().func()
-    if python_function.broadcastVars().size() > 0:
-        raise UnsupportedPlan(
-            f"The Python function of Spark's {tree.name} uses a broadcast variable or carries over 1 MiB of data: "
-            f"load that data inside the function instead."
-        )
-    return bytes(python_function.command().unsafeArray())
+def _spark_class(name: str) -> Any:
+    """A JVM class under `org.apache.spark`."""
+    context = SparkContext._active_spark_context
+    assert context is not None and context._jvm is not None, "a DataFrame exists, so its JVM does"
+    found: Any = context._jvm.org.apache.spark
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def _ids(outputs: list[ExpressionTree]) -> list[tuple[int, str]]:
@@ -252,7 +275,20 @@ _READERS: Mapping[str, Callable[[PlanTree], Read]] = {
     "StreamingRelationV2": _read_source,
     "Project": _read_project,
     "Filter": _read_filter,
-    "MapInArrow": _read_map_in_arrow,
+    "MapInArrow": _user_code(read_map),
+    "MapInPandas": _user_code(read_map),
+    "BatchEvalPython": _user_code(read_udfs),
+    "ArrowEvalPython": _user_code(read_udfs),
+    "EventTimeWatermark": _read_watermark,
+    "Generate": _read_generate,
+    "Expand": _read_expand,
+    "Union": _read_union,
+    "Repartition": _read_repartition,
+    "RepartitionByExpression": _read_repartition_by_expression,
+    "RebalancePartitions": _read_repartition_by_expression,
     "Aggregate": _read_aggregate,
-    "TransformWithStateInPySpark": _read_transform_with_state,
+    "TransformWithStateInPySpark": _user_code(read_transform_with_state),
+    "FlatMapGroupsInPandasWithState": _user_code(read_group_state),
+    "FlatMapCoGroupsInArrow": _user_code(read_cogroup),
+    "UpdateEventTimeWatermarkColumn": _user_code(read_event_time_column),
 }

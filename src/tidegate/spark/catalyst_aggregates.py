@@ -1,14 +1,18 @@
-"""Reads Catalyst's Aggregate: group keys, count and sum, and the results computed from them."""
+"""Reads Catalyst's Aggregate: group keys, which of them carries event time, and the results computed from calls."""
 
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidegate.model.errors import UnsupportedPlan
-from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
-from tidegate.plan.nodes import Aggregate, AggregateCall, AggregateFunction, Node
-from tidegate.spark.catalyst_expressions import Scope, canonical, evaluation_is_ansi, read_expression
+from tidegate.operators.columnar import KeyIndex
+from tidegate.plan.expressions import Call, Column, Expression
+from tidegate.plan.nodes import Aggregate, AggregateCall, EventTime, EventTimeKey, Node
+from tidegate.spark.catalyst_calls import read_call, read_small_decimal_sum
+from tidegate.spark.catalyst_expressions import Scope, canonical, read_expression
 from tidegate.spark.catalyst_trees import ExpressionTree
+
+_WATERMARK = "spark.watermarkDelayMs"
+_SESSION = "spark.sessionWindow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +23,41 @@ class ReadAggregate:
     keys: tuple[Expression, ...]
     calls: tuple[AggregateCall, ...]
     results: tuple[Expression, ...]
+    event_time: EventTime | None
 
     def __call__(self, schema: pa.Schema) -> Aggregate:
-        return Aggregate(self.child, self.keys, self.calls, self.results, schema)
+        return Aggregate(self.child, self.keys, self.calls, self.results, schema, self.event_time)
 
 
 def read_aggregate(
     child: Node, scope: Scope, *, keys: list[ExpressionTree], outputs: list[ExpressionTree]
 ) -> ReadAggregate:
+    keys = sorted(keys, key=_is_session)  # the session last, the others as they are
     key_expressions = tuple(_read_key(key, scope) for key in keys)
+    KeyIndex([key.type for key in key_expressions])  # refuses types that it cannot compare
     results = _Results(scope, {canonical(key): index for index, key in enumerate(keys)}, key_expressions)
     read = tuple(read_expression(output, results.empty_scope, results.substitute) for output in outputs)
-    if not results.calls:
-        raise UnsupportedPlan(
-            "Tidegate does not run Spark's Aggregate without count or sum (SELECT DISTINCT, dropDuplicates): "
-            "add a count, or keep the keys seen in a ValueState of transformWithState."
-        )
-    return ReadAggregate(child, key_expressions, tuple(results.calls), read)
+    return ReadAggregate(child, key_expressions, tuple(results.calls), read, _event_time(keys))
+
+
+def _event_time(keys: list[ExpressionTree]) -> EventTime | None:
+    """As Spark: the first key with a watermark; a session is one also without."""
+    for position, key in enumerate(keys):
+        if _is_session(key):
+            return EventTime(position, EventTimeKey.SESSION)
+        if _has_mark(key, _WATERMARK):
+            is_window = isinstance(key.fields["dataType"], dict)
+            return EventTime(position, EventTimeKey.WINDOW if is_window else EventTimeKey.TIMESTAMP)
+    return None
+
+
+def _is_session(key: ExpressionTree) -> bool:
+    return _has_mark(key, _SESSION)
+
+
+def _has_mark(key: ExpressionTree, mark: str) -> bool:
+    # Catalyst's JSON leaves metadata out.
+    return key.name == "AttributeReference" and bool(key.jvm.metadata().contains(mark))
 
 
 def _read_key(tree: ExpressionTree, scope: Scope) -> Expression:
@@ -58,63 +80,16 @@ class _Results:
 
     def substitute(self, tree: ExpressionTree) -> Expression | None:
         if tree.name == "AggregateExpression":
-            return self._call(tree)
-        if tree.name == "MakeDecimal":  # Catalyst's way to sum small decimals as longs.
-            raise _refused_sum(tree)
+            return self._column_of(read_call(tree, self.scope))
+        if tree.name == "MakeDecimal" and (small := read_small_decimal_sum(tree, self.scope)) is not None:
+            return self._column_of(small)
         position = self.key_positions.get(canonical(tree)) if tree.name != "Literal" else None
         if position is None:
             return None
         return Column(position, f"key{position}", self.keys[position].type)
 
-    def _call(self, tree: ExpressionTree) -> Column:
-        call = _read_call(tree, self.scope)
+    def _column_of(self, call: AggregateCall) -> Column:
         if call not in self.calls:
             self.calls.append(call)
         position = len(self.keys) + self.calls.index(call)
         return Column(position, call.function.value, call.type)
-
-
-def _read_call(tree: ExpressionTree, scope: Scope) -> AggregateCall:
-    if tree.fields["isDistinct"]:
-        raise UnsupportedPlan(f"Tidegate does not run `{tree.sql()}`: remove DISTINCT.")
-    if len(tree.children) > 1:
-        raise UnsupportedPlan(f"Tidegate does not run `{tree.sql()}`: write FILTER as sum(if(condition, value, null)).")
-    function = tree.children[0]
-    match function.name:
-        case "Count":
-            return _count(function, scope)
-        case "Sum":
-            return _sum(function, scope)
-        case name:
-            raise UnsupportedPlan(
-                f"Tidegate does not run Spark's aggregate {name} in `{tree.sql()}`: "
-                f"use count or sum, or transformWithState."
-            )
-
-
-def _count(function: ExpressionTree, scope: Scope) -> AggregateCall:
-    arguments = tuple(read_expression(argument, scope) for argument in function.children)
-    counted = tuple(argument for argument in arguments if not _is_never_null(argument))
-    kind = AggregateFunction.COUNT if counted else AggregateFunction.COUNT_ROWS
-    return AggregateCall(kind, counted, pa.int64(), ansi=False)
-
-
-def _is_never_null(argument: Expression) -> bool:
-    return isinstance(argument, Literal) and argument.value is not None
-
-
-def _sum(function: ExpressionTree, scope: Scope) -> AggregateCall:
-    argument = read_expression(function.children[0], scope)
-    if pa.types.is_integer(argument.type):
-        type_ = pa.int64()
-    elif pa.types.is_floating(argument.type):
-        type_ = pa.float64()
-    else:
-        raise _refused_sum(function)
-    if argument.type != type_:
-        argument = Cast(argument, type_, ansi=False, zone="UTC")
-    return AggregateCall(AggregateFunction.SUM, (argument,), type_, evaluation_is_ansi(function))
-
-
-def _refused_sum(tree: ExpressionTree) -> UnsupportedPlan:
-    return UnsupportedPlan(f"Tidegate does not run `{tree.sql()}` on decimals: cast its argument to long or double.")

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan import kernels
-from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
+from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal
+from tidegate.spark.catalyst_nested import check_settings_of_session, nested_settings, read_jvm_value
 from tidegate.spark.catalyst_trees import ExpressionTree
 from tidegate.spark.types import to_arrow_type
 
@@ -30,7 +31,9 @@ _TYPE_OF_FIRST_ARGUMENT = frozenset(
     | {"BitwiseNot", "Greatest", "Least", "Coalesce", "NaNvl", "NormalizeNaNAndZero"}
 )
 # Marks that change no value.
-_TRANSPARENT = frozenset({"Alias", "KnownFloatingPointNormalized", "KnownNotNull"})
+_TRANSPARENT = frozenset(
+    {"Alias", "KnownFloatingPointNormalized", "KnownNotNull", "KnownNullable", "KnownNotContainsNull"}
+)
 
 
 class Scope:
@@ -92,6 +95,9 @@ def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expr
             return _literal(tree)
         case "InSet":
             return _in_set(tree, scope, substitute)
+        case "LambdaFunction":
+            return _lambda(tree, scope, substitute)
+    check_settings_of_session(tree)
     if tree.name != "Cast" and tree.name not in kernels.supported_functions():
         raise _refused(tree, f"Tidegate has no kernel for {tree.name}")
     children = tuple(_convert(child, scope, substitute) for child in tree.children)
@@ -112,13 +118,42 @@ _NUMERIC_SETTINGS = frozenset({"ordinal", "seed"})
 
 def _settings(tree: ExpressionTree) -> tuple[tuple[str, str], ...]:
     """What may change the result beside the arguments."""
-    return tuple(
-        sorted(
-            (name, str(value).lower() if isinstance(value, bool) else str(value))
-            for name, value in tree.fields.items()
-            if (name not in _NOT_SETTINGS and isinstance(value, str | bool)) or name in _NUMERIC_SETTINGS
-        )
+    plain = (
+        (name, str(value).lower() if isinstance(value, bool) else str(value))
+        for name, value in tree.fields.items()
+        if (name not in _NOT_SETTINGS and isinstance(value, str | bool)) or name in _NUMERIC_SETTINGS
     )
+    return tuple(sorted([*plain, *nested_settings(tree)]))
+
+
+def _lambda(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Lambda:
+    """Children are the body and its variables; what the body takes from the row around it becomes captured columns."""
+    body, *variables = tree.children
+    parameters = {
+        variable.expression_id(): Column(index, variable.fields["name"], _variable_type(variable))
+        for index, variable in enumerate(variables)
+    }
+    captured: list[Expression] = []
+
+    def inside(part: ExpressionTree) -> Expression | None:
+        if part.name == "NamedLambdaVariable" and part.expression_id() in parameters:
+            return parameters[part.expression_id()]
+        outer = substitute(part)
+        if outer is None and part.name == "AttributeReference":
+            outer = scope.column(part)
+        if outer is None:
+            return None
+        if outer not in captured:
+            captured.append(outer)
+        return Column(len(parameters) + captured.index(outer), "captured", outer.type)
+
+    converted = _convert(body, scope, inside)
+    types = tuple(column.type for column in parameters.values())
+    return Lambda(types, tuple(captured), converted, converted.type)
+
+
+def _variable_type(variable: ExpressionTree) -> pa.DataType:
+    return to_arrow_type(variable.fields["dataType"], of=f"Variable {variable.fields['name']!r}")
 
 
 def _result_type(tree: ExpressionTree, children: tuple[Expression, ...]) -> pa.DataType:
@@ -139,6 +174,8 @@ def _literal(tree: ExpressionTree) -> Literal:
 
 
 def _literal_value(tree: ExpressionTree, text: str, type_: pa.DataType) -> Any:
+    if pa.types.is_nested(type_):
+        return read_jvm_value(tree.jvm.value(), tree.jvm.dataType(), type_)
     if pa.types.is_temporal(type_) or type_ == pa.binary():
         # Their text depends on the zone or is an address; the JVM holds days, microseconds, bytes.
         return tree.jvm.value()
@@ -175,7 +212,8 @@ def _smallest_refused(
     tree: ExpressionTree, scope: Scope, substitute: Substitute
 ) -> tuple[ExpressionTree, UnsupportedPlan] | None:
     """The deepest expression that has no kernel itself, so that the refusal names it and not what surrounds it."""
-    if substitute(tree) is not None:
+    if substitute(tree) is not None or tree.name == "LambdaFunction":
+        # Inside of a lambda its variables mean something, outside they do not: the function around it is named.
         return None
     for child in tree.children:
         found = _smallest_refused(child, scope, substitute)

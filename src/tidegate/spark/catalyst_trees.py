@@ -56,6 +56,16 @@ class PlanTree:
             for index, nodes in enumerate(self.fields[name])
         ]
 
+    def expression_rows(self, name: str) -> list[list[ExpressionTree]]:
+        """Of a field that is a list of lists."""
+        return [
+            [
+                _expression(nodes, lambda at=at, index=index: getattr(self.jvm, name)().apply(at).apply(index))  # type: ignore[misc]
+                for index, nodes in enumerate(row)
+            ]
+            for at, row in enumerate(self.fields[name])
+        ]
+
 
 def plan_tree(jvm_plan: Any) -> PlanTree:
     """The tree of a JVM `LogicalPlan`."""

@@ -20,6 +20,7 @@ from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, La
 from tidegate.model.errors import UserError
 from tidegate.model.ids import SlotIndex
 from tidegate.model.version import VERSION
+from tidegate.spark.session import SlotClaim, slots_left_for
 from tidegate.worker.main import SlotOrder, run_slot
 
 _CANCELLED = "SPARK_JOB_CANCELLED"
@@ -42,13 +43,19 @@ def package_versions() -> dict[str, str]:
 
 
 class SparkLauncher:
-    def __init__(self, spark: SparkSession, *, query_name: str) -> None:
+    def __init__(self, spark: SparkSession, claim: SlotClaim) -> None:
         # A session of its own: the user's SQL settings do not reach the slots, and ours do not reach the user.
         self._spark = spark.newSession()
-        self._query_name = query_name
+        self._claim = claim
 
     def launch(self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]) -> "SparkLaunch":
-        return SparkLaunch(self._spark, order, slots=slots, query_name=self._query_name, on_exit=on_exit)
+        return SparkLaunch(self._spark, order, slots=slots, query_name=self._claim.query, on_exit=on_exit)
+
+    def room(self) -> int | None:
+        try:
+            return slots_left_for(self._claim, self._spark)
+        except (Py4JError, OSError):
+            return None  # the JVM is going down, which the launch will report
 
 
 class SparkLaunch:

@@ -91,6 +91,7 @@ class TaskBuilder:
             restored=restored.progress,
             floors=restored.floors,
             watermark_interval_ms=settings.watermark_interval_ms,
+            late_rows=context.late_rows,
         )
 
     def _admission(self) -> SourceAdmission:

@@ -69,6 +69,10 @@ class ChainTime:
         self.told_ms = watermark_ms
         return watermark_ms
 
+    def hurry(self) -> None:
+        """The end of the input follows: what is known is told without waiting for its turn."""
+        self._next_telling_ms = 0.0
+
     def next_timer_ms(self) -> int | None:
         """The next processing-time timer, in wall-clock time."""
         times = [at for operator, _ in self._stages if (at := operator.next_timer_ms()) is not None]

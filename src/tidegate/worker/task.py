@@ -13,7 +13,7 @@ import pyarrow as pa
 from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Prepared, Rows, SinkWriter
 from tidegate.model.clock import Clock
 from tidegate.model.ids import CheckpointId, EdgeId, TaskId
-from tidegate.operators.contract import NO_FLOORS, Emit, Operator, TwoInputOperator
+from tidegate.operators.contract import NO_FLOORS, Emit, LateRows, Operator, TwoInputOperator
 from tidegate.plan.physical import SECOND_INPUT
 from tidegate.protocol.barriers import TakeSnapshot
 from tidegate.protocol.finished import TaskEnd
@@ -54,6 +54,7 @@ class TaskSnapshot:
     prepared: Prepared | None
     state_bytes: int
     has_ended: bool = False
+    position: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -89,6 +90,7 @@ class Task:
     restored: StoredTask = field(default_factory=StoredTask)
     floors: KeyGroupFloors = NO_FLOORS
     watermark_interval_ms: float = 0.0
+    late_rows: LateRows = field(default_factory=LateRows)
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
     _end: TaskEnd = field(default_factory=TaskEnd)
@@ -359,6 +361,7 @@ class Task:
         for operator, emit in zip(self.operators, self._emits, strict=True):
             operator.end_of_input(emit)
         self._time.on_rows()
+        self._time.hurry()
         self._is_ending = True
 
     def _end_output(self) -> None:
@@ -413,6 +416,7 @@ class Task:
                 prepared=prepared,
                 state_bytes=sum(operator.state_bytes() for operator in self.operators),
                 has_ended=self.has_ended,
+                position=None if self.source is None else self.source.position(),
             )
         )
 

@@ -10,28 +10,56 @@ from typing import assert_never
 import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
-from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
-from tidegate.plan.kernels import arithmetic, comparison, logic, strings
+from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal
+from tidegate.plan.kernels import (
+    arithmetic,
+    array_making,
+    arrays,
+    comparison,
+    lambdas,
+    logic,
+    nested,
+    strings,
+    unscaled,
+)
 from tidegate.plan.kernels.casts import build_cast
 from tidegate.plan.kernels.constants import constant
+from tidegate.plan.kernels.generators import RowMaker, expand_rows, explode_rows
 from tidegate.plan.kernels.values import Kernel, as_array
+from tidegate.plan.nodes import EmptyCollections, ExplodedAs
 
-__all__ = ["check_supported", "compile_expression", "compile_filter", "compile_projection", "supported_functions"]
+__all__ = [
+    "check_supported",
+    "compile_expand",
+    "compile_expression",
+    "compile_filter",
+    "compile_generate",
+    "compile_projection",
+    "supported_functions",
+]
 
 _BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **arithmetic.BUILDERS,
     **comparison.BUILDERS,
     **logic.BUILDERS,
     **strings.BUILDERS,
+    **nested.BUILDERS,
+    **arrays.BUILDERS,
+    **array_making.BUILDERS,
+    **unscaled.BUILDERS,
 }
 # Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
-_NULL_INTOLERANT = (frozenset(arithmetic.BUILDERS) - {"Greatest", "Least", "NormalizeNaNAndZero"}) | (
-    frozenset(comparison.BUILDERS) - {"EqualNullSafe"}
+_NULL_INTOLERANT = (
+    (frozenset(arithmetic.BUILDERS) - {"Greatest", "Least", "NormalizeNaNAndZero"})
+    | (frozenset(comparison.BUILDERS) - {"EqualNullSafe"})
+    | nested.NULL_INTOLERANT
+    | arrays.NULL_INTOLERANT
+    | array_making.NULL_INTOLERANT
 )
 
 
 def supported_functions() -> frozenset[str]:
-    return frozenset(_BUILDERS)
+    return frozenset(_BUILDERS) | frozenset(lambdas.BUILDERS) | frozenset(array_making.OVERLOADS)
 
 
 def check_supported(expression: Expression) -> None:
@@ -77,6 +105,21 @@ def compile_filter(condition: Expression) -> Callable[[pa.RecordBatch], pa.Recor
     return run
 
 
+def compile_generate(
+    collection: Expression,
+    exploded_as: ExplodedAs,
+    of_empty: EmptyCollections,
+    *,
+    kept: tuple[int, ...],
+    schema: pa.Schema,
+) -> RowMaker:
+    return explode_rows(_compile(collection), exploded_as, of_empty, kept=kept, schema=schema)
+
+
+def compile_expand(projections: Sequence[Sequence[Expression]], schema: pa.Schema) -> RowMaker:
+    return expand_rows([[_compile(column) for column in projection] for projection in projections], schema)
+
+
 def _compile(expression: Expression) -> Kernel:
     match expression:
         case Column(index=index, type=type_):
@@ -86,12 +129,29 @@ def _compile(expression: Expression) -> Kernel:
             return Kernel(lambda _rows: scalar, type_, raises=False, constant=scalar)
         case Cast(child=child):
             return build_cast(expression, _compile(child))
-        case Call(function=function, arguments=arguments):
-            if function not in _BUILDERS:
-                raise UnsupportedPlan(f"Tidegate has no kernel for {function}")
-            return _BUILDERS[function](expression, tuple(_compile(argument) for argument in arguments))
+        case Call():
+            return _compile_call(expression)
+        case Lambda(body=body):
+            raise UnsupportedPlan(f"Tidegate has no kernel for a lambda of {body.type} by itself")
         case _:
             assert_never(expression)
+
+
+def _compile_call(call: Call) -> Kernel:
+    values = tuple(_compile(argument) for argument in call.arguments if not isinstance(argument, Lambda))
+    if call.function in lambdas.BUILDERS:
+        functions = tuple(_compile_lambda(argument) for argument in call.arguments if isinstance(argument, Lambda))
+        return lambdas.BUILDERS[call.function](call, values, functions)
+    builders = (
+        array_making.OVERLOADS if pa.types.is_list(call.type) and call.function in array_making.OVERLOADS else _BUILDERS
+    )
+    if call.function not in builders:
+        raise UnsupportedPlan(f"Tidegate has no kernel for {call.function}")
+    return builders[call.function](call, values)
+
+
+def _compile_lambda(function: Lambda) -> lambdas.CompiledLambda:
+    return lambdas.CompiledLambda(function, _compile(function.body), tuple(map(_compile, function.captured)))
 
 
 def _filter_steps(condition: Expression) -> list[Kernel]:
@@ -146,6 +206,8 @@ def _is_null_intolerant(expression: Expression) -> bool:
             return _is_null_intolerant(child)
         case Call(function=function, arguments=arguments):
             return function in _NULL_INTOLERANT and all(map(_is_null_intolerant, arguments))
+        case Lambda():
+            return False
         case _:
             assert_never(expression)
 
@@ -170,5 +232,7 @@ def _column_types(expression: Expression) -> dict[int, pa.DataType]:
             return _column_types(child)
         case Call(arguments=arguments):
             return {index: type_ for argument in arguments for index, type_ in _column_types(argument).items()}
+        case Lambda(captured=captured):
+            return {index: type_ for outer in captured for index, type_ in _column_types(outer).items()}
         case _:
             assert_never(expression)

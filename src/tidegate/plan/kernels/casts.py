@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Cast
 from tidegate.plan.kernels.constants import constant, constants
+from tidegate.plan.kernels.nested_casts import nested_conversion
 from tidegate.plan.kernels.values import Kernel, Value, any_true, array_of, as_array, numpy_of, unsupported
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -45,6 +46,8 @@ def build_cast(cast: Cast, child: Kernel) -> Kernel:
 def _conversion(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
     """How to convert, and whether that may raise."""
     target = cast.type
+    if pa.types.is_nested(source):
+        return nested_conversion(cast, source, _conversion)
     if pa.types.is_integer(source):
         return _from_integer(cast, source)
     if pa.types.is_floating(source):

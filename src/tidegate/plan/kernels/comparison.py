@@ -1,12 +1,14 @@
 """Spark's comparisons: NaN equals NaN and is greater than any number, -0.0 equals 0.0, strings compare by bytes."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.plan.expressions import Call
 from tidegate.plan.kernels.constants import FALSE
+from tidegate.plan.kernels.ordering import compare_nested, is_orderable
 from tidegate.plan.kernels.values import Kernel, Value, run_if_valid, unsupported
 
 Compare = Callable[[Value, Value], Value]
@@ -37,17 +39,21 @@ def build_null_safe_equal(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 def equality(call: Call, left: pa.DataType, right: pa.DataType) -> Compare:
     _require_comparable(call, left, right)
+    if pa.types.is_nested(left):
+        return partial(compare_nested, "EqualTo")
     return _equal_floats if pa.types.is_floating(left) else pc.equal
 
 
 def _comparison(call: Call, left: pa.DataType, right: pa.DataType) -> Compare:
     _require_comparable(call, left, right)
+    if pa.types.is_nested(left):
+        return partial(compare_nested, call.function)
     ordinary, floating = _COMPARISONS[call.function]
     return floating if pa.types.is_floating(left) else ordinary
 
 
 def _require_comparable(call: Call, left: pa.DataType, right: pa.DataType) -> None:
-    if left != right or pa.types.is_nested(left) or pa.types.is_null(left):
+    if left != right or not is_orderable(left):
         raise unsupported(call.function, left, right)
 
 

@@ -26,7 +26,27 @@ def _single(value: Any, type_: pa.DataType) -> pa.Array:
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         data = value.encode() if isinstance(value, str) else bytes(value)
         return _column(type_, np.array([0, len(data)], np.int32).tobytes(), data)
+    if pa.types.is_nested(type_):
+        return _nested(value, type_)
     return _column(type_, _fixed_bytes(value, type_))
+
+
+def _nested(value: Any, type_: pa.DataType) -> pa.Array:
+    """Arrays and structs are given as tuples, maps as tuples of (key, value)."""
+    if pa.types.is_struct(type_):
+        children = [_single(part, field.type) for part, field in zip(value, type_, strict=True)]
+        return pa.Array.from_buffers(type_, 1, [None], children=children)
+    if pa.types.is_map(type_):
+        keys, items = (
+            constants([k for k, _ in value], type_.key_type),
+            constants([v for _, v in value], type_.item_type),
+        )
+        entry = pa.struct([pa.field("key", type_.key_type, nullable=False), pa.field("value", type_.item_type)])
+        elements = pa.Array.from_buffers(entry, len(value), [None], children=[keys, items])
+    else:
+        elements = constants(value, type_.value_type)
+    offsets = np.array([0, len(value)], np.int32).tobytes()
+    return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(offsets)], children=[elements])
 
 
 def _fixed_bytes(value: Any, type_: pa.DataType) -> bytes:
@@ -37,6 +57,9 @@ def _fixed_bytes(value: Any, type_: pa.DataType) -> bytes:
         assert isinstance(exponent, int) and exponent + type_.scale >= 0, "a literal has no more digits than its type"
         unscaled = int("".join(map(str, digits))) * 10 ** (exponent + type_.scale)
         return int(-unscaled if _sign else unscaled).to_bytes(16, "little", signed=True)
+    if pa.types.is_interval(type_):
+        # Given as months; Arrow keeps days and nanoseconds behind them.
+        return int(value).to_bytes(4, "little", signed=True) + bytes(12)
     if pa.types.is_floating(type_):
         return np.array([value], np.float32 if type_.bit_width == 32 else np.float64).tobytes()
     return int(value).to_bytes(type_.bit_width // 8, "little", signed=True)

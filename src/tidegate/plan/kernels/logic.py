@@ -109,7 +109,8 @@ def build_in(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     if not elements:
         raise unsupported(f"{call.function} with no elements", value.type)
     constants = [element.constant for element in elements if element.constant is not None]
-    if len(constants) == len(elements) and not pa.types.is_floating(value.type):
+    is_plain = not (pa.types.is_floating(value.type) or pa.types.is_nested(value.type))
+    if len(constants) == len(elements) and is_plain:
         return _in_constants(value, constants)
     comparisons = [_equals(equal, value, element) for element in elements]
     result = comparisons[0]

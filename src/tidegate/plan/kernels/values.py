@@ -38,7 +38,9 @@ def unsupported(function: str, *types: pa.DataType) -> UnsupportedPlan:
 
 def as_array(value: Value, length: int) -> pa.Array:
     if isinstance(value, pa.Scalar):
-        return pa.repeat(value, length) if value.is_valid else pa.nulls(length, value.type)
+        if length == 0 or not value.is_valid:
+            return pa.nulls(length, value.type)
+        return pa.repeat(value, length)
     return value
 
 
@@ -50,7 +52,15 @@ def run_where(kernel: Kernel, rows: pa.RecordBatch, mask: pa.Array) -> Value:
     if taken == 0:
         return constant(None, kernel.type)
     part = as_array(kernel.run(rows.filter(mask)), taken)
+    if pa.types.is_nested(kernel.type):
+        return _spread(part, mask)
     return pc.replace_with_mask(pa.nulls(rows.num_rows, kernel.type), mask, part)
+
+
+def _spread(part: pa.Array, mask: pa.Array) -> pa.Array:
+    """Puts the values where `mask` is true: Arrow replaces no nested values."""
+    sources = pc.subtract(pc.cumulative_sum(pc.cast(mask, pa.int64())), constant(1, pa.int64()))
+    return part.take(pc.if_else(mask, sources, constant(None, pa.int64())))
 
 
 def run_if_valid(kernel: Kernel, rows: pa.RecordBatch, decided_by: Value) -> Value:

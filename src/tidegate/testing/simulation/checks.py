@@ -71,11 +71,11 @@ def check_end(world: World, store: SimStore, shape: Shape, last: Incarnation, *,
     if world.hidden:
         raise SimulationFailed(f"rows that nobody will commit are left: {sorted(world.hidden)}")
     entries = JobLog(store, driver="check").read()
-    check_location(store, last.spec.slot_settings.plan)
+    check_location(store, last.plan)
     newest = newest_completed(entries)
     assert newest is not None, "the last checkpoint was committed"
     place = store if newest.location is None else SimStore(world, newest.location)
-    _check_state(place, newest.manifest, shape, last.spec.slot_settings.plan)
+    _check_state(place, newest.manifest, shape, last.plan)
 
 
 def check_location(store: SimStore, plan: JobPlan) -> None:

@@ -27,7 +27,7 @@ from tidegate.protocol.restart import FixedDelay
 from tidegate.testing.simulation.checks import check_end, check_location, check_retained
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.incarnation import Incarnation
-from tidegate.testing.simulation.scenario import CHECKED_FOR_ORDER, MOST_SLOTS, Scenario
+from tidegate.testing.simulation.scenario import MOST_SLOTS, OFTEN_RESTORED, Scenario
 from tidegate.testing.simulation.slot import Action
 from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch
 from tidegate.testing.simulation.topologies import FORMAT
@@ -125,6 +125,7 @@ class SimCluster:
                 self._drain()
             self._check_cuts()
             store = SimStore(self.world, self._location)
+            self.rescales += self._current.rescales
             check_end(self.world, store, self._shape, self._current, rescales=self.rescales)
             for left in self._left_locations:
                 check_location(SimStore(self.world, left), self._shape.plan(self._slots))
@@ -209,10 +210,11 @@ class SimCluster:
         self._turns_until_strike = self.random.randint(0, 60)
 
     def _next_strike(self) -> Strike:
-        if self._shape.topology in CHECKED_FOR_ORDER and self.random.random() < 0.4:
+        if self._shape.topology in OFTEN_RESTORED and self.random.random() < 0.4:
             return Strike.DRIVER_CRASH  # the one that is followed by a start at another parallelism at once
         # Twice the one that is followed by a new generation in the same processes, with its predecessor's messages.
-        return self.random.choice([*Strike, Strike.USER_FAILURE])
+        strikes: list[Strike] = [*Strike, Strike.USER_FAILURE]
+        return self.random.choice(strikes)
 
     def _completed(self) -> int:
         return self._current.driver._running.statistics().completed
@@ -232,6 +234,9 @@ class SimCluster:
             case Strike.DRIVER_CRASH:
                 self._crash_driver(self._current)
             case Strike.SLOT_CRASH:
+                if self.scenario.rescales and self.random.random() < 0.5:
+                    # It takes cores with it, or others have come.
+                    self._current.cores = self.random.randint(1, MOST_SLOTS)
                 self._current.kill_slot(self.random.choice(self._current.indexes))
             case Strike.IN_A_WRITE:
                 self.world.effects_until_crash = self.random.randint(1, 20)
@@ -275,6 +280,7 @@ class SimCluster:
 
     def _retire_current(self, *, goes_on: bool) -> None:
         self._check_cuts()
+        self.rescales += self._current.rescales
         self._completed_before += self._completed()
         self._stopping = None
         if goes_on:

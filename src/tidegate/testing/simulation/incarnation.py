@@ -14,6 +14,7 @@ from tidegate.coordinator.roster import SlotGone, SlotJoined, SlotSaid
 from tidegate.model.ids import Generation, SlotIndex
 from tidegate.network.address import SlotAddress
 from tidegate.network.messages import Failed, SlotIntroduction, ToSlot
+from tidegate.plan.physical import JobPlan
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.lanes import ByteLaneLink, LaneLink, OwnLaneLink
 from tidegate.testing.simulation.slot import EVEN_PACES, INJECTED, Action, Lanes, RandomSlices, SimSlot
@@ -77,6 +78,8 @@ class Incarnation:
         self._lanes: dict[tuple[Generation, SlotIndex, SlotIndex], LaneLink] = {}
         self._slices = RandomSlices(random, network.most_rows_per_slice)
         self.indexes = [SlotIndex(index) for index in range(spec.slot_settings.plan.parallelism)]
+        self.cores: int | None = None  # when executors have gone; None for as many as are wanted
+        self.rescales = 0
         self.is_alive = True
         self.driver = Driver(
             spec,
@@ -102,6 +105,8 @@ class Incarnation:
     # -- the launcher
 
     def launch(self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]) -> _Launch:
+        self.rescales += slots != len(self.indexes)
+        self.indexes = [SlotIndex(index) for index in range(slots)]
         made = [
             SimSlot(
                 index,
@@ -118,6 +123,9 @@ class Incarnation:
         self.launches += 1
         self._launch = _Launch(made, on_exit, list(made))
         return self._launch
+
+    def room(self) -> int | None:
+        return self.cores
 
     # -- the members
 
@@ -152,6 +160,11 @@ class Incarnation:
         self._members.clear()
 
     # -- the scheduler's side
+
+    @property
+    def plan(self) -> JobPlan:
+        """At the parallelism that it runs at now."""
+        return self.driver._spec.slot_settings.plan
 
     @property
     def slots(self) -> list[SimSlot]:

@@ -11,7 +11,10 @@ from tidegate.testing.simulation.incarnation import NetworkSettings
 from tidegate.testing.simulation.topologies import Shape, Topology
 
 MOST_SLOTS = 4
-CHECKED_FOR_ORDER = frozenset({Topology.ONE_SHUFFLE, Topology.TWO_SHUFFLES, Topology.CONNECTED, Topology.BROADCAST})
+_KEEPING_ORDER = frozenset({Topology.ONE_SHUFFLE, Topology.TWO_SHUFFLES, Topology.CONNECTED, Topology.BROADCAST})
+# What could go wrong with the order of rows, or with a late row for a window that has fired, needs one restore after
+# another, most of them at another parallelism.
+OFTEN_RESTORED = _KEEPING_ORDER | {Topology.LATE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +53,13 @@ def scenario_of(seed: int) -> Scenario:
     # In turn, so that a few seeds already show every job.
     topology = list(Topology)[seed % len(Topology)]
     strikes = random.choice([0, 2, 3, 5])
-    keeps_order = topology in CHECKED_FOR_ORDER
-    if keeps_order:
-        # What could go wrong with the order of rows needs one restore at another parallelism after another.
+    if topology in OFTEN_RESTORED:
         strikes = 5
     return Scenario(
         seed=seed,
         shape=_shape(seed, topology, random),
         slots=random.choice([1, 2, 2, 3, 3]),
-        rescales=random.random() < 0.7 or keeps_order,
+        rescales=random.random() < 0.7 or topology in _KEEPING_ORDER,
         runs=random.choice([1, 1, 1, 2]) if topology is not Topology.LATE else 1,
         switch_after_ms=random.choice([None, 0.0, 0.0, random.uniform(1, 25)]),
         checkpoints=CheckpointSettings(

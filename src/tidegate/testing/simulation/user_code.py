@@ -24,6 +24,24 @@ def hold_back(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from held
 
 
+TIMESTAMP = pa.timestamp("us", "UTC")
+SESSION = pa.struct([("start", TIMESTAMP), ("end", TIMESTAMP)])
+SESSION_GAP_MS = 7
+# (key, end of its window in ms, the same as a timestamp, the session that the row makes by itself)
+EVENT_TIMES = pa.schema([("k", pa.int64()), ("end", pa.int64()), ("ends", TIMESTAMP), ("session", SESSION)])
+
+
+def event_times(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """(k, s, v, t) -> what aggregations by event time group by."""
+    for batch in batches:
+        times_ms = batch.column(3).to_pylist()
+        ends_ms = [t - t % WINDOW_MS + WINDOW_MS for t in times_ms]
+        sessions = [{"start": t * 1000, "end": (t + SESSION_GAP_MS) * 1000} for t in times_ms]
+        ends = pa.array([end * 1000 for end in ends_ms], TIMESTAMP)
+        columns = [batch.column(0), pa.array(ends_ms, pa.int64()), ends, pa.array(sessions, SESSION)]
+        yield pa.RecordBatch.from_arrays(columns, schema=EVENT_TIMES)
+
+
 NOTHING_YET = msgspec.msgpack.encode({})
 
 
@@ -214,7 +232,7 @@ class ApplyRules:
 
 def user_code() -> NamedUserCode:
     return NamedUserCode(
-        functions={"hold_back": hold_back},
+        functions={"hold_back": hold_back, "event_times": event_times},
         processors={
             "in_order": CountInOrder,
             "any_order": CountAnyOrder,

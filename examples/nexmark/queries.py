@@ -1,0 +1,133 @@
+"""Queries of the Nexmark benchmark in plain PySpark. Each takes `tables`, a function from a table's name to its rows.
+
+Nothing here knows who runs them: the same functions serve a batch, Structured Streaming and Tidegate.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+Tables: TypeAlias = Callable[[str], DataFrame]
+
+_LATE = "4 seconds"
+
+
+@dataclass(frozen=True)
+class Query:
+    """`mode`: the output mode that it needs."""
+
+    name: str
+    question: str
+    build: Callable[[Tables], DataFrame]
+    mode: str = "append"
+
+
+def pass_through(tables: Tables) -> DataFrame:
+    return tables("bids").select("auction", "bidder", "price", "date_time", "extra")
+
+
+def currency(tables: Tables) -> DataFrame:
+    euros = (F.col("price") * F.lit(0.908)).alias("price")
+    return tables("bids").select("auction", "bidder", euros, "date_time", "extra")
+
+
+def selection(tables: Tables) -> DataFrame:
+    return tables("bids").where("auction % 123 = 0").select("auction", "price")
+
+
+def local_items(tables: Tables) -> DataFrame:
+    people = tables("persons").where("state IN ('OR', 'ID', 'CA')").withWatermark("date_time", _LATE)
+    auctions = tables("auctions").where("category = 10").withWatermark("date_time", _LATE)
+    seller = F.col("a.seller") == F.col("p.id")
+    return people.alias("p").join(auctions.alias("a"), seller).select("p.name", "p.city", "p.state", "a.id")
+
+
+def hot_items(tables: Tables) -> DataFrame:
+    bids = tables("bids").withWatermark("date_time", _LATE)
+    window = F.window("date_time", "10 seconds", "2 seconds")
+    return bids.groupBy(window, "auction").agg(F.count("*").alias("bids"))
+
+
+def highest_bids(tables: Tables) -> DataFrame:
+    bids = tables("bids").withWatermark("date_time", _LATE)
+    return bids.groupBy(F.window("date_time", "10 seconds")).agg(F.max("price").alias("price"), F.count("*"))
+
+
+def new_users(tables: Tables) -> DataFrame:
+    people = tables("persons").withWatermark("date_time", _LATE).withColumn("w", F.window("date_time", "10 seconds"))
+    auctions = tables("auctions").withWatermark("date_time", _LATE).withColumn("w", F.window("date_time", "10 seconds"))
+    same = (F.col("p.id") == F.col("a.seller")) & (F.col("p.w") == F.col("a.w"))
+    return people.alias("p").join(auctions.alias("a"), same).select("p.id", "p.name", "p.w.start", "a.reserve")
+
+
+def user_sessions(tables: Tables) -> DataFrame:
+    bids = tables("bids").withWatermark("date_time", _LATE)
+    return bids.groupBy(F.session_window("date_time", "10 seconds"), "bidder").agg(F.count("*").alias("bids"))
+
+
+def calculation(tables: Tables) -> DataFrame:
+    euros = F.col("price") * 0.908
+    time = F.hour("date_time")
+    kind = F.when((time >= 8) & (time <= 18), "day").when((time <= 6) | (time >= 20), "night").otherwise("other")
+    bids = tables("bids").where((euros > 1_000_000) & (euros < 50_000_000))
+    return bids.select("auction", "bidder", euros.alias("price"), kind.alias("bid_time"), "date_time", "extra")
+
+
+def statistics(tables: Tables) -> DataFrame:
+    day = F.date_format("date_time", "yyyy-MM-dd").alias("day")
+    price = F.col("price")
+    return (
+        tables("bids")
+        .groupBy("auction", day)
+        .agg(
+            F.count("*").alias("total"),
+            F.count(F.when(price < 10_000, 1)).alias("small"),
+            F.count(F.when((price >= 10_000) & (price < 1_000_000), 1)).alias("middle"),
+            F.count(F.when(price >= 1_000_000, 1)).alias("large"),
+            F.min("price").alias("min_price"),
+            F.max("price").alias("max_price"),
+            F.avg("price").alias("avg_price"),
+            F.sum("price").alias("sum_price"),
+        )
+    )
+
+
+def bids_with_auctions(tables: Tables) -> DataFrame:
+    bids = tables("bids").withWatermark("date_time", _LATE).alias("b")
+    auctions = tables("auctions").where("category = 10").withWatermark("date_time", _LATE).alias("a")
+    meets = F.expr("b.auction = a.id AND b.date_time >= a.date_time AND b.date_time <= a.expires")
+    return bids.join(auctions, meets).select("b.auction", "b.bidder", "b.price", "a.item_name", "a.category")
+
+
+def channels(tables: Tables) -> DataFrame:
+    known = {"apple": "0", "google": "1", "facebook": "2", "baidu": "3"}
+    channel = F.lower("channel")
+    identity = F.coalesce(*[F.when(channel == name, number) for name, number in known.items()])
+    return (
+        tables("bids").where(channel.isin(*known)).select("auction", "bidder", "price", "channel", identity.alias("id"))
+    )
+
+
+def directories(tables: Tables) -> DataFrame:
+    parts = [F.split("url", "/").getItem(at).alias(f"dir{at + 1}") for at in range(3)]
+    return tables("bids").select("auction", "bidder", "price", "channel", *parts)
+
+
+QUERIES = [
+    Query("q0", "What does passing every bid on cost?", pass_through),
+    Query("q1", "Bids in another currency", currency),
+    Query("q2", "Bids on certain auctions", selection),
+    Query("q3", "Who sells in certain states and categories?", local_items),
+    Query("q5", "How many bids has each auction had, every two seconds?", hot_items),
+    Query("q7", "The highest price of every ten seconds", highest_bids),
+    Query("q8", "Who came and opened an auction within ten seconds?", new_users),
+    Query("q11", "How many bids has a user made in each session?", user_sessions),
+    Query("q14", "Bids of certain prices, and when they were made", calculation),
+    Query("q17", "Statistics of every auction and day", statistics, mode="update"),
+    Query("q20", "Bids with their auctions", bids_with_auctions),
+    Query("q21", "Bids by channel", channels),
+    Query("q22", "The directories of a bid's address", directories),
+]

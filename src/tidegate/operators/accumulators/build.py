@@ -1,0 +1,187 @@
+"""Accumulators from calls, and all of an aggregation's as one: arguments and FILTER conditions are evaluated here."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.model.errors import UnsupportedPlan
+from tidegate.operators.accumulators.collected import CollectedList, CollectedSet
+from tidegate.operators.accumulators.contract import Accumulator, Frozen
+from tidegate.operators.accumulators.decimals import DecimalAverage, DecimalSum
+from tidegate.operators.accumulators.extremes import (
+    GREATEST,
+    LEAST,
+    ExtremeBy,
+    FixedExtreme,
+    is_sortable_by_arrow,
+    is_sortable_in_64_bits,
+)
+from tidegate.operators.accumulators.moments import CentralMoments, Covariance
+from tidegate.operators.accumulators.picked import FirstValue, LastValue
+from tidegate.operators.accumulators.sketches import DistinctSketch
+from tidegate.operators.accumulators.sums import BitAccumulator, CountAccumulator, FloatAverage, FloatSum, IntegerSum
+from tidegate.operators.columnar import Slots, slots_array
+from tidegate.plan.kernels import compile_expression
+from tidegate.plan.key_groups import fixed_values_of, validity_of
+from tidegate.plan.nodes import AggregateCall, AggregateFunction
+
+_MAX_DECIMAL_DIGITS = 38
+# By how much Spark's sum of decimals is wider than its values.
+_SUM_DIGITS = 10
+
+
+class CallStates:
+    """The running values of all calls of an aggregation, by slot."""
+
+    def __init__(self, calls: Sequence[AggregateCall]) -> None:
+        self._accumulators = [accumulator_of(call) for call in calls]
+        self._arguments = [[compile_expression(argument) for argument in call.arguments] for call in calls]
+        self._conditions = [None if call.condition is None else compile_expression(call.condition) for call in calls]
+
+    def stored_fields(self) -> list[pa.Field]:
+        return [
+            pa.field(f"call_{index}_{place}", kind)
+            for index, accumulator in enumerate(self._accumulators)
+            for place, kind in enumerate(accumulator.stored_types)
+        ]
+
+    def grow_to(self, slot_count: int) -> None:
+        for accumulator in self._accumulators:
+            accumulator.grow_to(slot_count)
+
+    def add(self, rows: pa.RecordBatch, slots: Slots) -> None:
+        for accumulator, arguments, condition in zip(
+            self._accumulators, self._arguments, self._conditions, strict=True
+        ):
+            if condition is None:
+                accumulator.add([argument(rows) for argument in arguments], slots)
+                continue
+            chosen = _true_rows(condition(rows))
+            if len(chosen):
+                part = rows.take(slots_array(chosen))
+                accumulator.add([argument(part) for argument in arguments], slots[chosen])
+
+    def merge(self, *, sources: Slots, targets: Slots) -> None:
+        for accumulator in self._accumulators:
+            accumulator.merge(sources=sources, targets=targets)
+
+    def clear(self, slots: Slots) -> None:
+        for accumulator in self._accumulators:
+            accumulator.clear(slots)
+
+    def keep(self, slots: Slots) -> None:
+        for accumulator in self._accumulators:
+            accumulator.keep(slots)
+
+    def freeze(self) -> Frozen:
+        parts = [accumulator.freeze() for accumulator in self._accumulators]
+        return lambda part: [column for frozen in parts for column in frozen(part)]
+
+    def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        start = 0
+        for accumulator in self._accumulators:
+            count = len(accumulator.stored_types)
+            accumulator.restore(slots, columns[start : start + count])
+            start += count
+
+    def results(self, slots: Slots) -> list[pa.Array]:
+        return [accumulator.results(slots) for accumulator in self._accumulators]
+
+    def size_bytes(self) -> int:
+        return sum(accumulator.size_bytes() for accumulator in self._accumulators)
+
+
+def accumulator_of(call: AggregateCall) -> Accumulator:
+    """Raises `UnsupportedPlan` for types it cannot take."""
+    function, kind = call.function, call.type
+    match function:
+        case AggregateFunction.COUNT_ROWS | AggregateFunction.COUNT:
+            return CountAccumulator()
+        case AggregateFunction.SUM:
+            return _sum(call)
+        case AggregateFunction.AVG:
+            return _average(call)
+        case AggregateFunction.MIN | AggregateFunction.MAX:
+            return _extreme(call)
+        case AggregateFunction.MIN_BY | AggregateFunction.MAX_BY:
+            ordering = call.arguments[1].type
+            _check_sortable(call, ordering)
+            return ExtremeBy(kind, ordering, flip=_flip(function))
+        case AggregateFunction.FIRST | AggregateFunction.FIRST_NON_NULL:
+            return FirstValue(kind, ignores_nulls=function is AggregateFunction.FIRST_NON_NULL)
+        case AggregateFunction.LAST | AggregateFunction.LAST_NON_NULL:
+            return LastValue(kind, ignores_nulls=function is AggregateFunction.LAST_NON_NULL)
+        case AggregateFunction.COLLECT_LIST | AggregateFunction.COLLECT_LIST_WITH_NULLS:
+            return CollectedList(kind, ignores_nulls=function is AggregateFunction.COLLECT_LIST)
+        case AggregateFunction.COLLECT_SET | AggregateFunction.COLLECT_SET_WITH_NULLS:
+            return _set(call)
+        case AggregateFunction.BIT_AND:
+            return BitAccumulator(kind, np.bitwise_and)
+        case AggregateFunction.BIT_OR:
+            return BitAccumulator(kind, np.bitwise_or)
+        case AggregateFunction.BIT_XOR:
+            return BitAccumulator(kind, np.bitwise_xor)
+        case AggregateFunction.COVAR_POP | AggregateFunction.COVAR_SAMP | AggregateFunction.CORR:
+            return Covariance(function)
+        case AggregateFunction.APPROX_COUNT_DISTINCT:
+            assert call.sketch is not None, "the reader of the plan gives the tables"
+            return DistinctSketch(call.sketch)
+        case _:
+            return CentralMoments(function)
+
+
+def _sum(call: AggregateCall) -> Accumulator:
+    if pa.types.is_int64(call.type):
+        return IntegerSum(raises_on_overflow=call.ansi)
+    if pa.types.is_float64(call.type):
+        return FloatSum()
+    if pa.types.is_decimal128(call.type):
+        return DecimalSum(call.type, raises_on_overflow=call.ansi)
+    raise _unsupported(call, call.type)
+
+
+def _average(call: AggregateCall) -> Accumulator:
+    if pa.types.is_float64(call.type):
+        return FloatAverage()
+    kind = call.arguments[0].type
+    if not pa.types.is_decimal128(kind):
+        raise _unsupported(call, kind)
+    sum_kind = pa.decimal128(min(_MAX_DECIMAL_DIGITS, kind.precision + _SUM_DIGITS), kind.scale)
+    return DecimalAverage(sum_kind, call.type, raises_on_overflow=call.ansi)
+
+
+def _extreme(call: AggregateCall) -> Accumulator:
+    _check_sortable(call, call.type)
+    flip = _flip(call.function)
+    if is_sortable_in_64_bits(call.type):
+        return FixedExtreme(call.type, flip=flip)
+    return ExtremeBy(call.type, call.type, flip=flip)
+
+
+def _flip(function: AggregateFunction) -> np.uint64:
+    return LEAST if function in (AggregateFunction.MIN, AggregateFunction.MIN_BY) else GREATEST
+
+
+def _check_sortable(call: AggregateCall, kind: pa.DataType) -> None:
+    if not (is_sortable_in_64_bits(kind) or is_sortable_by_arrow(kind)):
+        raise _unsupported(call, kind)
+
+
+def _set(call: AggregateCall) -> Accumulator:
+    kind = call.arguments[0].type
+    if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+        raise _unsupported(call, kind)
+    return CollectedSet(call.type, ignores_nulls=call.function is AggregateFunction.COLLECT_SET)
+
+
+def _unsupported(call: AggregateCall, kind: pa.DataType) -> UnsupportedPlan:
+    return UnsupportedPlan(
+        f"Tidegate does not run {call.function.value} over {kind}: cast it to a number, a string or a decimal, "
+        f"or aggregate its fields."
+    )
+
+
+def _true_rows(condition: pa.Array) -> Slots:
+    flags, valid = fixed_values_of(condition).view(np.bool_), validity_of(condition)
+    return np.flatnonzero(flags if valid is None else flags & valid)

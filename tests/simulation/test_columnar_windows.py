@@ -1,0 +1,105 @@
+"""Aggregations by windows and sessions under a seeded scheduler: crashes, restores, other parallelism, unaligned cuts.
+
+Each group is committed once, with every one of its rows, whatever happens to the job.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import fields, replace
+
+import pyarrow as pa
+import pytest
+
+from tidegate.model.ids import EdgeId, VertexId
+from tidegate.plan.expressions import Column
+from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, EventTimeKey, OutputMode, Scan, Sink
+from tidegate.plan.physical import (
+    AggregateSpec,
+    Edge,
+    HashPartitioning,
+    JobPlan,
+    MapInArrowSpec,
+    ProjectSpec,
+    Vertex,
+)
+from tidegate.testing.simulation.cluster import SimCluster
+from tidegate.testing.simulation.connectors import ROWS_SCHEMA
+from tidegate.testing.simulation.scenario import scenario_of
+from tidegate.testing.simulation.topologies import FORMAT, MAX_PARALLELISM, WINDOWS, Rows, Shape, Topology
+from tidegate.testing.simulation.user_code import EVENT_TIMES, SESSION, SESSION_GAP_MS
+
+SEEDS = [seed for seed in range(220) if seed % len(Topology) == list(Topology).index(Topology.WINDOWS)]
+INT = pa.int64()
+COUNT = AggregateCall(AggregateFunction.COUNT_ROWS, (), INT, ansi=True)
+TIMES = MapInArrowSpec(b"event_times", "event_times", EVENT_TIMES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> None:
+    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
+
+
+class WindowsByColumns(Shape):
+    def plan(self, parallelism: int) -> JobPlan:
+        columns = (Column(0, "k", INT), Column(1, "end", INT), Column(2, "ends", EVENT_TIMES.field(2).type))
+        keys = ProjectSpec(columns, pa.schema(list(EVENT_TIMES)[:3]))
+        results = (Column(0, "k", INT), Column(1, "end", INT), Column(3, "n", INT))
+        event_time = EventTime(2, EventTimeKey.TIMESTAMP)
+        spec = AggregateSpec(3, (COUNT,), results, keys.schema, WINDOWS, OutputMode.APPEND, event_time)
+        return _job(self, keys, spec, key_count=3, parallelism=parallelism)
+
+
+class SessionsByColumns(Shape):
+    def plan(self, parallelism: int) -> JobPlan:
+        keys = ProjectSpec((Column(0, "k", INT), Column(3, "session", SESSION)), _SESSION_ROWS)
+        # Counted twice, because a row of the sink has three numbers.
+        results = (Column(0, "k", INT), Column(2, "end", INT), Column(3, "n", INT))
+        spec = AggregateSpec(
+            2, (COUNT, COUNT), results, _SESSION_ROWS, WINDOWS, OutputMode.APPEND, EventTime(1, EventTimeKey.SESSION)
+        )
+        return _job(self, keys, spec, key_count=1, parallelism=parallelism)
+
+    def expected_rows(self) -> Rows:
+        times: dict[int, list[int]] = {}
+        for key, _, _, time_ms in self.first.all_rows():
+            times.setdefault(key, []).append(time_ms)
+        sessions = [(key, len(part), len(part)) for key, found in times.items() for part in _sessions(sorted(found))]
+        return Counter(sessions)
+
+
+_SESSION_ROWS = pa.schema([EVENT_TIMES.field(0), EVENT_TIMES.field(3)])
+
+
+def _sessions(times_ms: list[int]) -> list[list[int]]:
+    parts = [[times_ms[0]]]
+    for time_ms in times_ms[1:]:
+        if time_ms <= parts[-1][-1] + SESSION_GAP_MS:
+            parts[-1].append(time_ms)
+        else:
+            parts.append([time_ms])
+    return parts
+
+
+def _job(shape: Shape, keys: ProjectSpec, spec: AggregateSpec, *, key_count: int, parallelism: int) -> JobPlan:
+    scan = Scan(FORMAT, {"name": shape.first.name}, ROWS_SCHEMA)
+    source = Vertex(VertexId(0), "source", scan, (*shape.head(), TIMES, keys), None)
+    groups = Vertex(VertexId(1), "groups", None, (spec,), Sink(FORMAT, {}, WINDOWS))
+    edge = Edge(EdgeId(0), source.id, groups.id, HashPartitioning(key_count), keys.schema)
+    return JobPlan((source, groups), (edge,), parallelism, MAX_PARALLELISM)
+
+
+@pytest.mark.parametrize("kind", [WindowsByColumns, SessionsByColumns])
+def test_every_group_is_committed_once_and_whole(kind: type[Shape]) -> None:
+    restores = rescales = 0
+    for seed in SEEDS:
+        scenario = scenario_of(seed)
+        shape = kind(*(getattr(scenario.shape, field.name) for field in fields(Shape)))
+        cluster = SimCluster(replace(scenario, shape=shape))
+        try:
+            cluster.play()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        restores += cluster.starts - 1
+        rescales += cluster.rescales
+    # Runs in which nothing happened would prove nothing.
+    assert restores > len(SEEDS) and rescales > len(SEEDS) / 4

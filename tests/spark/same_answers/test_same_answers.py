@@ -1,0 +1,40 @@
+"""The same DataFrame gives the same rows, whoever runs it: Spark, Tidegate, or Tidegate with a fall midway."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tidegate as tg
+from tests.spark.same_answers.data import make_input
+from tests.spark.same_answers.engines import (
+    Input,
+    Pipeline,
+    sparks_rows,
+    tidegates_rows,
+    tidegates_rows_after_a_fall,
+)
+from tests.spark.same_answers.pipelines import PIPELINES
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def given(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Input:
+    return make_input(spark, tmp_path_factory.mktemp("input"))
+
+
+@pytest.fixture(autouse=True)
+def no_query_survives_its_test() -> Iterator[None]:
+    yield
+    for query in tg.queries():
+        query.stop()
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda pipeline: pipeline.name)
+def test_the_rows_are_sparks(pipeline: Pipeline, given: Input, tmp_path: Path) -> None:
+    expected = sparks_rows(pipeline, given)
+    assert expected, "a pipeline without rows shows nothing"
+    assert tidegates_rows(pipeline, given, slots=3) == expected
+    assert tidegates_rows_after_a_fall(pipeline, given, tmp_path, slots=2, slots_afterwards=3) == expected
