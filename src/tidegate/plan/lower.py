@@ -76,8 +76,11 @@ from tidegate.plan.physical import (
 )
 
 
-def lower(root: Node, sink: Sink, *, parallelism: int, max_parallelism: int) -> JobPlan:
-    builder = _Builder(sink.mode)
+def lower(
+    root: Node, sink: Sink, *, parallelism: int, max_parallelism: int, source_parallelism: int | None = None
+) -> JobPlan:
+    """`source_parallelism`: at most so many subtasks read; what they read goes to all slots in turn."""
+    builder = _Builder(sink.mode, source_parallelism)
     builder.finish(builder.chains(root), sink)
     return JobPlan(
         vertices=tuple(builder.vertices),
@@ -174,8 +177,9 @@ _Chains: TypeAlias = list[_Chain]
 class _Builder:
     """The vertices that are closed, in an order in which senders come before receivers."""
 
-    def __init__(self, mode: OutputMode) -> None:
+    def __init__(self, mode: OutputMode, source_parallelism: int | None) -> None:
         self._mode = mode
+        self._source_parallelism = source_parallelism
         self.edges: list[Edge] = []
         self.vertices: list[Vertex] = []
 
@@ -183,7 +187,10 @@ class _Builder:
         """What gives the rows of `node`, open at the end."""
         match node:
             case Scan():
-                return [_Chain(source=node)]
+                if self._source_parallelism is None:
+                    return [_Chain(source=node)]
+                reading = _Chain(source=node, parallelism=self._source_parallelism)
+                return [self.cut([reading], RebalancePartitioning(), node.schema)]
             case Project(child=child, columns=columns, schema=schema):
                 return self._append(child, ProjectSpec(columns, schema))
             case Filter(child=child, condition=condition, schema=schema):
