@@ -264,8 +264,8 @@ def test_an_unknown_format_is_refused_with_the_nearest(place: Place) -> None:
     assert "'parket'" in sentence and "did you mean 'parquet'?" in sentence
     nameless = tg.writeStream(place.stream())
     assert ".format('parquet')" in refusal(place, OptionError, lambda: nameless.start("out"))
-    json_stream = place.spark.readStream.schema(job.INPUT).json(str(place.source))
-    assert "'json'" in refusal(place, UnsupportedPlan, place.writer(json_stream).start)
+    orc_stream = place.spark.readStream.schema(job.INPUT).orc(str(place.source))
+    assert "'orc'" in refusal(place, UnsupportedPlan, place.writer(orc_stream).start)
 
 
 # -- cores, and other queries
