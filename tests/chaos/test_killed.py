@@ -134,6 +134,22 @@ def test_a_killed_driver_is_resumed_at_another_parallelism(spark: SparkSession, 
     assert_resumed(spark, rows, tmp_path)
 
 
+def test_a_driver_killed_while_it_merges_small_files_shows_every_row_once(
+    spark: SparkSession, rows: Rows, tmp_path: Path
+) -> None:
+    arguments = driver_arguments(rows, 2, {"checkpoint.unaligned": "true", "sink.compact.epochs": "2"})
+    with watching.driver(tmp_path, *arguments) as first:
+        first.read_until("completed", 4)
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    seen = job.committed_rows(spark, tmp_path)
+    assert 0 < len(seen) < len(rows.answer), "killed too early or too late to say anything"
+    with watching.driver(tmp_path, *arguments) as second:
+        second.read_until("ended")
+    assert_resumed(spark, rows, tmp_path)
+    assert list((tmp_path / "out").glob("part-*-to-*.parquet")), "nothing was merged"
+
+
 def driver_arguments(rows: Rows, slots: int, options: dict[str, str]) -> list[str]:
     arguments = ["--input", str(rows.folder), "--slots", str(slots), "--row-cost-ms", str(ROW_COST_MS)]
     return arguments + [word for name, value in (WINDOW | options).items() for word in ("--option", f"{name}={value}")]

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors import parquet_sink, staged_sink
+from tidegate.connectors import file_sink, sink_encodings, staged_sink
+from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.console import render_table
 from tidegate.connectors.contract import Sink
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.noop import NoopCommitter
-from tidegate.connectors.parquet_sink import ParquetCommittable
 from tidegate.connectors.registry import open_sink
 from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation
@@ -140,8 +140,8 @@ def test_small_writes_of_an_epoch_become_one_row_group(tmp_path: Path) -> None:
 
 
 def test_a_large_epoch_rolls_into_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_sink, "_ROW_GROUP_BYTES", 1000)
-    monkeypatch.setattr(parquet_sink, "_ROLL_AT_BYTES", 3000)
+    monkeypatch.setattr(sink_encodings, "_ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(file_sink, "_ROLL_AT_BYTES", 3000)
     sink = sink_of("parquet", path=str(tmp_path))
     writer = sink.writer(task=FIRST, generation=Generation(1))
     for i in range(100):
@@ -256,7 +256,10 @@ def test_the_compression_is_the_one_asked_for(tmp_path: Path, option: str, codec
         ({}, "needs the option 'path'"),
         ({"path": "/x", "compresion": "gzip"}, r"no option 'compresion' \(did you mean 'compression'\?\)"),
         ({"path": "/x", "compression": "zst"}, r"did you mean 'zstd'\?"),
-        ({"path": "/x", "partitionBy": "day"}, "partitionBy"),
+        ({"path": "/x", "partitionBy": "day"}, "partitionBy names 'day', which is no column"),
+        ({"path": "/x", "partitionBy": "id\0text"}, "every column"),
+        ({"path": "/x", "sink.compact": "much"}, "sink.compact"),
+        ({"path": "/x", "sink.compact.epochs": "0"}, "sink.compact.epochs"),
         ({"path": "s3://bucket/x"}, "remote"),
     ],
 )
@@ -283,7 +286,7 @@ def test_a_committable_says_how_many_rows_it_holds(tmp_path: Path) -> None:
     writer = sink.writer(task=FIRST, generation=Generation(1))
     writer.write(make_rows(0, 5))
     (data,) = prepare(writer, 4)
-    committable = msgspec.msgpack.decode(data, type=ParquetCommittable)
+    committable = msgspec.msgpack.decode(data, type=FileCommittable)
     assert (committable.rows, committable.checkpoint) == (5, 4)
 
 

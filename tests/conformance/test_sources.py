@@ -17,7 +17,8 @@ import pytest
 
 from tidegate.connectors import rate
 from tidegate.connectors.contract import EndOfSource, NothingNow, Rows, Source
-from tidegate.connectors.parquet_source import FileProgress, FileSplit
+from tidegate.connectors.file_listing import FileSplit
+from tidegate.connectors.file_source import decode_state
 from tidegate.connectors.rate import RateEnumerator, RateSource
 from tidegate.connectors.registry import open_source
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
@@ -61,7 +62,7 @@ def splits_of(run: SourceRun) -> list[str]:
 
 
 def files_in(state: bytes) -> list[str]:
-    return [Path(progress.file.path).name for progress in msgspec.msgpack.decode(state, type=list[FileProgress])]
+    return [Path(progress.file.path).name for progress in decode_state(state).files]
 
 
 class TestParquetSource(SourceSuite):
@@ -336,8 +337,11 @@ def test_a_single_file_and_a_glob_are_paths_too(tmp_path: Path) -> None:
     [
         ({"maxFilesPerTriger": "1"}, r"did you mean 'maxFilesPerTrigger'\?"),
         ({"maxFilesPerTrigger": "none"}, "whole number above 0"),
-        ({"maxFileAge": "1h"}, "maxFileAge"),
-        ({"recursiveFileLookup": "true"}, "recursiveFileLookup"),
+        ({"maxFileAge": "old"}, "maxFileAge"),
+        ({"recursiveFileLookup": "maybe"}, "recursiveFileLookup"),
+        ({"ignoreCorruptFiles": "true"}, "ignoreCorruptFiles"),
+        ({"cleanSource": "delete"}, "cleanSource"),
+        ({"maxFilesPerTrigger": "1", "maxBytesPerTrigger": "1"}, "leave one of them out"),
         ({"path": ""}, "needs the option 'path'"),
         ({"path": "s3://bucket/x"}, "remote"),
         ({"path": "/no/such/folder"}, "/no/such/folder of the parquet source does not exist"),
@@ -348,11 +352,8 @@ def test_wrong_options_of_the_parquet_source_are_named(tmp_path: Path, options: 
         open_source(Scan("parquet", {"path": str(tmp_path), **options}, FILE_SCHEMA))
 
 
-def test_partition_folders_and_streaming_outputs_are_refused_before_the_start(tmp_path: Path) -> None:
-    (tmp_path / "parts" / "day=1").mkdir(parents=True)
+def test_streaming_outputs_are_refused_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "stream" / "_spark_metadata").mkdir(parents=True)
-    with pytest.raises(OptionError, match=r"partitioned by folders \(day=1\)"):
-        parquet(tmp_path / "parts")
     with pytest.raises(OptionError, match="_spark_metadata"):
         parquet(tmp_path / "stream")
 

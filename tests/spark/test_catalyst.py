@@ -28,6 +28,7 @@ from tidegate.plan.nodes import (
     TransformWithState,
 )
 from tidegate.spark.catalyst import check_output_mode, read_plan
+from tidegate.spark.stateful import output_values
 from tidegate.spark.types import to_arrow_schema
 from tidegate.spark.user_code import PySparkUserCode
 
@@ -53,16 +54,6 @@ class Counter(StatefulProcessor):
 
     def close(self) -> None:
         Counter.closed += 1
-
-
-class ListKeeper(Counter):
-    def init(self, handle: Any) -> None:
-        handle.getListState("seen", "n long")
-
-
-class MapKeeper(Counter):
-    def init(self, handle: Any) -> None:
-        handle.getMapState("seen", "n long", "m long")
 
 
 class EarlyReader(Counter):
@@ -224,16 +215,19 @@ def test_the_whole_way_from_a_dataframe_to_vertices(stream: DataFrame) -> None:
 
 
 REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
-    "join": (lambda df: df.join(df.sparkSession.range(3).toDF("k"), "k"), "Join"),
-    "deduplicate": (lambda df: df.dropDuplicates(["k"]), "Deduplicate"),
+    "existence": (
+        lambda df: df.where(F.expr("v > 3 or k in (select id from range(3))")),
+        "Join of type ExistenceJoin",
+    ),
     "limit": (lambda df: df.limit(3), "GlobalLimit"),
     "sort": (lambda df: df.orderBy("k"), "Sort"),
     "sample": (lambda df: df.sample(0.5), "Sample"),
     "json tuple": (lambda df: df.select(F.json_tuple("s", "x")), "Generate with JsonTuple"),
-    "python udf": (lambda df: df.select(F.udf(lambda x: x, "long")("k")), "ArrowEvalPython"),
-    "map in pandas": (lambda df: df.mapInPandas(lambda it: it, "k long"), "MapInPandas"),
+    "cogroup": (
+        lambda df: df.groupBy("k").cogroup(df.groupBy("k")).applyInArrow(lambda a, b: a, "k long"),
+        "FlatMapCoGroupsInArrow",
+    ),
     "map in arrow barrier": (lambda df: df.mapInArrow(copy_rows, "k long", barrier=True), "barrier=True"),
-    "distinct": (lambda df: df.select("k").distinct(), "Deduplicate"),
     "median": (lambda df: df.groupBy("k").agg(F.median("v")), "Percentile"),
     "set of doubles": (lambda df: df.groupBy("k").agg(F.collect_set("d")), "collect_set over double"),
     "distinct count": (lambda df: df.groupBy("k").agg(F.count_distinct("v")), "DISTINCT"),
@@ -242,31 +236,9 @@ REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "current date": (lambda df: df.where("ts > current_date()"), "CurrentDate"),
     "no columns": (lambda df: df.select(), "Project without columns"),
     "scalar subquery": (lambda df: df.where("k = (SELECT max(id) FROM range(3))"), "ScalarSubquery"),
-    "pandas state": (
-        lambda df: df.groupBy("k").transformWithStateInPandas(Counter(), "k long, n long", "Update", "None"),
-        "use transformWithState",
-    ),
-    "timers": (
-        lambda df: df.groupBy("k").transformWithState(Counter(), "k long, n long", "Update", "ProcessingTime"),
-        "timers",
-    ),
     "float state key": (
         lambda df: df.groupBy("d").transformWithState(Counter(), "k double, n long", "Update", "None"),
         "floating point",
-    ),
-    "list state": (
-        lambda df: df.groupBy("k").transformWithState(ListKeeper(), "k long, n long", "Update", "None"),
-        "getListState",
-    ),
-    "map state": (
-        lambda df: df.groupBy("k").transformWithState(MapKeeper(), "k long, n long", "Update", "None"),
-        "getMapState",
-    ),
-    "initial state": (
-        lambda df: df.groupBy("k").transformWithState(
-            Counter(), "k long, n long", "Update", "None", initialState=df.sparkSession.range(1).groupBy("id")
-        ),
-        "initial state",
     ),
 }
 
@@ -313,15 +285,29 @@ def test_a_column_of_another_type_is_refused_by_its_name(spark: SparkSession, di
         read_plan(spark.readStream.schema(f"k long, {column}").parquet(directory).select("k"))
 
 
-def test_a_broadcast_variable_is_refused_because_slots_cannot_load_it(spark: SparkSession, stream: DataFrame) -> None:
-    table = spark.sparkContext.broadcast({1: 2})
+def test_broadcast_variables_beyond_the_limit_are_refused(
+    spark: SparkSession, stream: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = spark.sparkContext.broadcast(bytes(2 << 20))
 
     def lookup(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert table.value
         yield from batches
 
-    with pytest.raises(UnsupportedPlan, match="broadcast"):
-        read_plan(stream.select("k").mapInArrow(lookup, "k long"))
+    mapped = stream.select("k").mapInArrow(lookup, "k long")
+    monkeypatch.setattr("tidegate.spark.commands.MAX_BROADCAST_BYTES", 1 << 20)
+    with pytest.raises(UnsupportedPlan, match="more than 1 MiB of broadcast variables"):
+        read_plan(mapped)
+
+
+def test_an_initial_state_beyond_the_limit_is_refused(
+    spark: SparkSession, stream: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initial = spark.range(5).toDF("k").groupBy("k")
+    started = stream.groupBy("k").transformWithState(Counter(), "k long, n long", "Update", "None", initial)
+    monkeypatch.setattr("tidegate.spark.catalyst_user_code.MAX_INITIAL_STATE_ROWS", 4)
+    with pytest.raises(UnsupportedPlan, match="initial state of transformWithState has more than 4 rows"):
+        read_plan(started)
 
 
 def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
@@ -392,6 +378,17 @@ class RememberingHandle:
     def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> RememberedState:
         return self.opened.setdefault((name, fields, ttl_ms), RememberedState())
 
+    def list_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> Any:
+        raise AssertionError(f"a list {name}")
+
+    def map_state(
+        self, name: str, key_fields: tuple[str, ...], value_fields: tuple[str, ...], *, ttl_ms: int | None = None
+    ) -> Any:
+        raise AssertionError(f"a map {name}")
+
+    def delete_if_exists(self, name: str) -> None:
+        raise AssertionError(f"no more {name}")
+
     def register_timer(self, at_ms: int) -> None:
         raise AssertionError(f"a timer at {at_ms}")
 
@@ -439,40 +436,13 @@ def test_the_time_that_a_state_lives_reaches_it(stream: DataFrame) -> None:
     ],
 )
 def test_outputs_come_back_in_the_order_of_the_schema(output: Any, expected: tuple[Any, ...]) -> None:
-    assert list(_processor_giving(output).handle_rows((1,), iter([]), NOW)) == [expected]
+    assert output_values(output, ("k", "n"), called="handleInputRows") == expected
 
 
 @pytest.mark.parametrize("output", [(1,), (1, 2, 3), 5, None])
 def test_an_output_that_is_no_row_is_an_error(output: Any) -> None:
     with pytest.raises(TypeError, match="fields k, n"):
-        list(_processor_giving(output).handle_rows((1,), iter([]), NOW))
-
-
-def _processor_giving(output: Any) -> Any:
-    from tidegate.spark.user_code import RowProcessor
-
-    class Giving(Counter):
-        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-            yield output
-
-    return RowProcessor(Giving(), value_names=("k",), output_names=("k", "n"))
-
-
-@pytest.mark.parametrize(
-    ("ddl", "names"),
-    [
-        ("n long", ("n",)),
-        ("a int, b decimal(10, 2), c string NOT NULL COMMENT 'x, y'", ("a", "b", "c")),
-        ("a: int, `odd, ``name` struct<x: int, y: array<int>>", ("a", "odd, `name")),
-    ],
-)
-def test_field_names_of_a_text_schema_are_found_without_a_jvm(spark: SparkSession, ddl: str, names: Any) -> None:
-    from tidegate.spark.user_code import StateHandle
-
-    opened: list[tuple[str, ...]] = []
-    StateHandle(lambda _name, fields: opened.append(fields)).getValueState("s", ddl)  # type: ignore[arg-type,func-returns-value]
-    assert opened == [names]
-    assert tuple(StructType.fromDDL(ddl).names) == names  # type: ignore[attr-defined]
+        output_values(output, ("k", "n"), called="handleInputRows")
 
 
 def test_sparks_schema_types_become_arrow_types() -> None:

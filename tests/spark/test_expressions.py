@@ -162,22 +162,11 @@ FILTERS = [
 ]  # fmt: skip
 
 REFUSED = {
-    "try_add(l, m)": "Add in TRY mode",
-    "try_cast(s as int)": "Cast in TRY mode",
-    "try_divide(l, m)": "Divide in TRY mode",
-    "upper(s)": "Upper",
     "rand()": "Rand",
-    "dec + dec": "Add",
-    "dec * 2": "Multiply",
     "cast(d as string)": "Cast",
-    "cast(s as double)": "Cast",
-    "cast(ts as string)": "Cast",
-    "cast(dec as double)": "Cast",
     "cast(d as timestamp)": "Cast",
     "greatest(d, e)": "Greatest",
     "greatest(ts, timestamp'1970-01-01 00:00:00')": "Greatest",
-    "year(dt)": "Year",
-    "ts + interval 1 day": "TimestampAddInterval",
     "collate(t, 'UTF8_LCASE') = 'a'": "Collat",
     "concat(s, cast(l + 1 as string))": "Concat",
     "t like s": "Like",

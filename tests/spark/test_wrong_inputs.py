@@ -185,15 +185,11 @@ def with_time(df: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     ("change", "node"),
     [
-        (lambda df: df.join(df.sparkSession.range(3).toDF("k"), "k"), "Join"),
-        (lambda df: df.dropDuplicates(["k"]), "Deduplicate"),
         (lambda df: with_time(df).groupBy(F.window("t", "1 minute")).count(), "EventTimeWatermark"),
         (lambda df: df.union(df), "Union"),
         (lambda df: df.limit(3), "GlobalLimit"),
-        (lambda df: df.select(F.udf(lambda x: x, "string")("s")), "ArrowEvalPython"),
         (lambda df: df.select(F.json_tuple("s", "x")), "Generate"),
         (lambda df: df.repartition(3), "Repartition"),
-        (lambda df: df.mapInPandas(lambda batches: batches, "k long, v long, s string"), "MapInPandas"),
     ],
 )
 def test_a_node_that_is_not_run_is_refused_by_sparks_name(

@@ -1,5 +1,6 @@
 """What `lastProgress` says of a query."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from tidegate.api.progress import progress_of
@@ -53,3 +54,9 @@ def test_a_watermark_is_shown_where_it_is_known_as_spark_writes_it() -> None:
     shown = [t.get("watermark") for t in progress_of(None, job(*tasks))["tasks"]]
     assert shown == [None, "2023-11-14T22:13:20.123Z", "1969-12-31T23:59:59.999Z", "end"]
     assert "watermark" not in progress_of(None, job(task(0)))["tasks"][0]
+
+
+def test_late_rows_are_summed_up_over_the_tasks_of_a_stateful_step() -> None:
+    counts = [replace(task(1), late_rows=rows, state_operator="Aggregate(count(*))") for rows in (3, 4)]
+    shown = progress_of(None, job(task(0), *counts))["stateOperators"]
+    assert shown == [{"operatorName": "Aggregate(count(*))", "numRowsDroppedByWatermark": 7}]

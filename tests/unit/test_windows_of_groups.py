@@ -215,6 +215,8 @@ def test_without_keys_there_is_one_group_also_before_the_first_row() -> None:
         running.operator.before_barrier(running.out.append)
         assert [row for batch in running.out for row in batch.to_pylist()] == expected
     after = Running(spec, owner.stored())
+    after.operator.before_barrier(after.out.append)
+    assert after.out == [], "it was shown before"
     rows = pa.RecordBatch.from_arrays([pa.array([True] * 3)], schema=spec.input_schema)
     after.operator.process(rows, after.out.append)
     after.operator.before_barrier(after.out.append)

@@ -193,6 +193,18 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "whether sources wait for a checkpoint that is an interval late: until it reached every task, or is over",
         ),
         OptionSpec(
+            "source.parallelism",
+            None,
+            _count(1),
+            "at most so many slots read each source; what they read goes to all slots in turn",
+        ),
+        OptionSpec(
+            "maxRowsPerSecond",
+            None,
+            _count(1),
+            "rows that each source may give a second, over all slots",
+        ),
+        OptionSpec(
             "network.window",
             "1MiB",
             _size,
@@ -292,6 +304,8 @@ class QueryOptions:
     guarantee: Guarantee
     keep: KeepNumber | KeepFor
     active_backpressure: ActiveBackpressure
+    source_parallelism: int | None
+    max_rows_per_s: int | None
     window_bytes: int
     debloat_target_ms: float | None
     bind_host: str | None
@@ -352,6 +366,8 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         guarantee=guarantee,
         keep=read("checkpoint.retained"),
         active_backpressure=ActiveBackpressure(read("source.activeBackpressure")),
+        source_parallelism=read("source.parallelism"),
+        max_rows_per_s=read("maxRowsPerSecond"),
         window_bytes=_positive("network.window", read),
         debloat_target_ms=_debloat_target_ms(read("network.debloat"), _positive("network.target", read)),
         bind_host=read("network.bindHost"),

@@ -27,6 +27,7 @@ from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.plan.physical import JobPlan
+from tidegate.plan.scan_settings import with_scan_settings
 from tidegate.spark.catalyst import check_output_mode, require_classic
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
@@ -44,6 +45,7 @@ from tidegate.worker.settings import SlotSettings
 
 # Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
 _PASSING_SINKS = ("memory", "console", "noop", FOREACH, FOREACH_BATCH)
+_FILE_SINKS = ("csv", "json", "parquet")
 # Sinks that can show all groups anew each time.
 _REPLACING_SINKS = ("memory", "console", "noop")
 _LOOPBACK = "127.0.0.1"
@@ -122,8 +124,12 @@ class DataStreamWriter:
             )
         return self
 
-    def partitionBy(self, *cols: str) -> "DataStreamWriter":
-        self._refuse("partitionBy", "write without it, and partition when you read or compact")
+    def partitionBy(self, *cols: Any) -> "DataStreamWriter":
+        names = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise OptionError(f"partitionBy takes names of columns, and was given {names!r}.")
+        self._calls.partition_by = tuple(names)
+        return self
 
     def foreach(self, f: Any) -> "DataStreamWriter":
         """Calls `f` for every row of each committed epoch, in Spark tasks."""
@@ -176,7 +182,7 @@ class DataStreamWriter:
         claim: SlotClaim | None = None
         is_attached = False
         location, is_passing = self._location(query_options, chosen.sink)
-        sink = _settled(chosen.sink, location)
+        sink = _settled(chosen.sink, location, zone=str(spark.conf.get("spark.sql.session.timeZone")))
         written = path_option(sink.options.items()) or staging_folder_of(sink) or location
         absent = missing_folders([location, written, restore_from or location])
         try:
@@ -224,7 +230,7 @@ class DataStreamWriter:
         read, chosen = self._read(options.ingest)
         facts = check_session(self._df.sparkSession)
         slots = options.parallelism or max(1, facts.cores - 1)
-        plan = lower(chosen.root, chosen.sink, parallelism=slots, max_parallelism=options.max_parallelism)
+        plan = _lowered(chosen.root, chosen.sink, options, slots=slots)
         print(self._explanation(plan, options, read))  # noqa: T201 - as PySpark's explain does
 
     def _read(self, ingest: IngestMode) -> tuple[IngestingPlan, ChosenSink]:
@@ -235,6 +241,8 @@ class DataStreamWriter:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
         if self._format.lower() == "memory" and self._query_name:
             sink_options["queryName"] = self._query_name
+        if self._calls.partition_by:
+            sink_options["partitionBy"] = "\0".join(self._calls.partition_by)
         mode = OutputMode(self._output_mode)
         chosen = choose_sink(
             self._df, read.root, format=self._format, options=sink_options, function=self._epoch_function, mode=mode
@@ -261,8 +269,7 @@ class DataStreamWriter:
         restore_from: str | None,
         ingested: IngestingPlan,
     ) -> StreamingQuery:
-        plan = lower(root, sink, parallelism=claim.slots, max_parallelism=options.max_parallelism)
-        plan = settle_staging(plan, location)
+        plan = settle_staging(_lowered(root, sink, options, slots=claim.slots), location)
         for vertex in plan.vertices:
             if vertex.source is not None:
                 open_source(vertex.source)
@@ -376,13 +383,27 @@ class DataStreamWriter:
         raise OptionError(f"{method} is not supported by this version of Tidegate: {instead}.")
 
 
-def _settled(sink: Sink, location: str) -> Sink:
+def _lowered(root: Node, sink: Sink, options: QueryOptions, *, slots: int) -> JobPlan:
+    settled = with_scan_settings(
+        root, checkpoint_interval_ms=options.checkpoints.interval_ms, max_rows_per_s=options.max_rows_per_s
+    )
+    return lower(
+        settled,
+        sink,
+        parallelism=slots,
+        max_parallelism=options.max_parallelism,
+        source_parallelism=options.source_parallelism,
+    )
+
+
+def _settled(sink: Sink, location: str, *, zone: str) -> Sink:
     """Options that must mean the same in every process: slots run in folders of their own."""
     if sink.format in KNOW_THEIR_LOCATION:
         return dataclasses.replace(sink, options={**sink.options, "checkpointLocation": location})
-    if sink.format != "parquet":
+    if sink.format not in _FILE_SINKS:
         return sink
     settled = dict(sink.options)
+    settled["sessionTimeZone"] = zone
     for name in [name for name in settled if name.lower() == "path"]:
         path = local_path(settled[name])
         settled[name] = settled[name] if path is None else str(path.absolute())

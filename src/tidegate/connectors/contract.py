@@ -159,6 +159,15 @@ class SinkCommitter(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsBack(Protocol):
+    """A committer that may publish what it has committed later."""
+
+    def publish_held(self) -> None:
+        """The query has ended: publish everything that is committed. May be repeated."""
+        ...
+
+
 class Sink(Protocol):
     """A value that can be pickled; made by the registry from a `plan.nodes.Sink`."""
 

@@ -5,14 +5,17 @@ piece of one row group at a time and never reads ahead of what is asked for.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidegate.connectors.file_listing import FileSplit
 from tidegate.connectors.nested_columns import can_fit, fit
-from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
+from tidegate.connectors.text_lines import changed, missing
+from tidegate.model.errors import Damaged, OptionError
 
 # What is decoded in one go: small enough not to hold up a loop, large enough to be worth the call.
 _DECODE_ROWS = 16_384
@@ -27,6 +30,13 @@ _WIDER_NUMBERS: dict[pa.DataType, set[pa.DataType]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ParquetFormat:
+    def open(self, file: FileSplit, columns: pa.Schema, *, wanted: Sequence[str], first_row: int) -> "ParquetRows":
+        schema = pa.schema([columns.field(name) for name in wanted])
+        return ParquetRows(file.path, schema, size_bytes=file.size_bytes, first_row=first_row)
+
+
 class ParquetRows:
     """An open file and the position in it: `next_row` is the first row not given out."""
 
@@ -36,7 +46,7 @@ class ParquetRows:
         self._file = _open(path, size_bytes)
         if first_row > self._file.metadata.num_rows:
             self._file.close()
-            raise _changed(path)
+            raise changed(path)
         self._columns = _match_columns(path, self._file, schema)
         self._pieces = self._decode_from(first_row)
         self._piece: pa.RecordBatch | None = None
@@ -87,22 +97,13 @@ class ParquetRows:
 def _open(path: str, size_bytes: int) -> pq.ParquetFile:
     try:
         if os.stat(path).st_size != size_bytes:
-            raise _changed(path)
+            raise changed(path)
         # Spark keeps old timestamps as INT96; microseconds are what it reads them as.
         return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     except FileNotFoundError:
-        raise Damaged(
-            f"The source file {path} disappeared before it was read to its end: put it back, and the query goes on."
-        ) from None
+        raise missing(path) from None
     except (OSError, pa.ArrowException) as error:
         raise Damaged(f"The source file {path} is not readable as parquet ({error}): replace or remove it.") from error
-
-
-def _changed(path: str) -> IncompatibleCheckpoint:
-    return IncompatibleCheckpoint(
-        f"The source file {path} was changed after the query found it: put the former content back, "
-        f"and add new rows as new files."
-    )
 
 
 def _match_columns(path: str, file: pq.ParquetFile, schema: pa.Schema) -> list[str | None]:

@@ -1,5 +1,6 @@
 """Finds the connector for a format name. Owns the two tables of formats; connectors know nothing of one another."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -14,24 +15,33 @@ from tidegate.connectors import (
     rate,
     staged_sink,
     staged_source,
+    text_sinks,
+    text_sources,
 )
 from tidegate.connectors.contract import Sink, Source
+from tidegate.connectors.limited import LimitedSource
 from tidegate.connectors.options import nearest
 from tidegate.model.errors import OptionError
 from tidegate.plan import nodes
+from tidegate.plan.scan_settings import MAX_ROWS_PER_S, max_rows_per_s
 
 T = TypeVar("T")
 
 SOURCE_FORMATS: Mapping[str, Callable[[nodes.Scan], Source]] = {
+    "csv": text_sources.csv_from_scan,
+    "json": text_sources.json_from_scan,
     "parquet": parquet_source.from_scan,
     "python": range_source.from_scan,
     "rate": rate.from_scan,
     "staged": staged_source.from_scan,
+    "text": text_sources.text_from_scan,
 }
 SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
     "console": console.from_node,
+    "csv": text_sinks.csv_from_node,
     "foreach": staged_sink.from_node,
     "foreachBatch": staged_sink.from_node,
+    "json": text_sinks.json_from_node,
     "memory": memory.from_node,
     "noop": noop.from_node,
     "parquet": parquet_sink.from_node,
@@ -41,7 +51,10 @@ SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
 
 def open_source(scan: nodes.Scan) -> Source:
     """Checks the options; raises `OptionError` before anything is read."""
-    return _find(SOURCE_FORMATS, scan.format, what="source")(scan)
+    limit = max_rows_per_s(scan.options)
+    options = {name: value for name, value in scan.options.items() if name != MAX_ROWS_PER_S}
+    source = _find(SOURCE_FORMATS, scan.format, what="source")(dataclasses.replace(scan, options=options))
+    return source if limit is None else LimitedSource(source, limit)
 
 
 def open_sink(sink: nodes.Sink) -> Sink:

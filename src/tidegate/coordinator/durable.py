@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tidegate.connectors.contract import SinkCommitter
+from tidegate.connectors.contract import HoldsBack, SinkCommitter
 from tidegate.coordinator.compatibility import check_fits
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
@@ -291,6 +291,8 @@ class DurableJob:
         held = [self._manifest(completed) for completed in uncommitted(entries)]
         keep = [committable for manifest in held for committable in _committables(manifest)]
         self._committer.discard_uncommitted(keep, Generation(generation + 1))
+        if isinstance(self._committer, HoldsBack):
+            self._committer.publish_held()
         staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
         retained = {_folder(completed) for completed in staying}
         for path in self._store.list(layout.CHECKPOINTS):

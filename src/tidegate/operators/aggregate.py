@@ -61,7 +61,7 @@ class AggregateOperator:
             for stored in stored_batches(section, self._stored_schema, context.key_groups):
                 slots = self._slots_of(stored)
                 self._calls.restore(slots, stored.columns[self._spec.key_count :])
-        if self._spec.key_count == 0 and 0 in context.key_groups:
+        if self._spec.key_count == 0 and 0 in context.key_groups and self._index.count == 0:
             # Without keys there is one group, also when no row came.
             self._add_only_group()
 

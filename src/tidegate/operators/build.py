@@ -3,16 +3,21 @@
 from typing import assert_never
 
 from tidegate.operators.contract import Operator
-from tidegate.plan.nodes import EventTimeKey
+from tidegate.plan.nodes import EventTimeKey, UdfShape
 from tidegate.plan.physical import (
     AggregateSpec,
     ConnectSpec,
+    DeduplicateSpec,
+    EvalPythonSpec,
+    EventTimeColumnSpec,
     ExpandSpec,
     FilterSpec,
     GenerateSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
+    StaticJoinSpec,
+    StreamJoinSpec,
     TransformWithStateSpec,
     WatermarkSpec,
 )
@@ -28,6 +33,14 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.map_in_arrow import MapInArrowOperator
 
             return MapInArrowOperator(spec)
+        case EvalPythonSpec():
+            from tidegate.operators.python_udf import PythonIteratorUdfOperator, PythonUdfOperator
+
+            return PythonUdfOperator(spec) if spec.shape is UdfShape.BATCH else PythonIteratorUdfOperator(spec)
+        case EventTimeColumnSpec():
+            from tidegate.operators.event_time_column import EventTimeColumnOperator
+
+            return EventTimeColumnOperator(spec)
         case AggregateSpec():
             if spec.event_time is not None and spec.event_time.key is EventTimeKey.SESSION:
                 from tidegate.operators.session_aggregate import SessionAggregateOperator
@@ -52,5 +65,17 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.row_makers import RowMakerOperator
 
             return RowMakerOperator(spec)
+        case DeduplicateSpec():
+            from tidegate.operators.deduplicate import DeduplicateOperator
+
+            return DeduplicateOperator(spec)
+        case StreamJoinSpec():
+            from tidegate.operators.stream_join import StreamJoinOperator
+
+            return StreamJoinOperator(spec)
+        case StaticJoinSpec():
+            from tidegate.operators.static_join import StaticJoinOperator
+
+            return StaticJoinOperator(spec)
         case _:
             assert_never(spec)

@@ -5,6 +5,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from tidegate.plan.zones import ZoneRules
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -26,6 +28,7 @@ class Call:
     """A function by Catalyst's short class name (`Add`, `GreaterThan`, `And`); `ansi` raises on overflow.
 
     `settings`: the plain fields of Catalyst's expression beside its arguments (`timeZoneId`, `ordinal`), as text.
+    `rules`: those of the zone that `timeZoneId` names.
     """
 
     function: str
@@ -33,6 +36,7 @@ class Call:
     type: pa.DataType
     ansi: bool
     settings: tuple[tuple[str, str], ...] = ()
+    rules: ZoneRules | None = None
 
     def setting(self, name: str) -> str | None:
         return dict(self.settings).get(name)
@@ -44,6 +48,7 @@ class Cast:
     type: pa.DataType
     ansi: bool
     zone: str
+    rules: ZoneRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +64,15 @@ class Lambda:
     type: pa.DataType
 
 
-Expression: TypeAlias = Column | Literal | Call | Cast | Lambda
+@dataclass(frozen=True, slots=True)
+class Try:
+    """TRY mode (`try_add`, `try_cast`): null where `of` itself would raise in ANSI mode; its arguments still raise."""
+
+    of: Call | Cast
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.of.type
+
+
+Expression: TypeAlias = Column | Literal | Call | Cast | Try | Lambda

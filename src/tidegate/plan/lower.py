@@ -8,10 +8,24 @@ import pyarrow as pa
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Column, Expression, Literal
+from tidegate.plan.joins import (
+    KeyedRow,
+    deduplicate_spec,
+    input_spec,
+    join_details,
+    join_name,
+    join_shape,
+    keyed_row,
+    static_join_spec,
+)
 from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
+    Connect,
+    Deduplicate,
+    EvalPython,
+    EventTimeColumn,
     EventTimeKey,
     EventTimeWatermark,
     Expand,
@@ -22,17 +36,25 @@ from tidegate.plan.nodes import (
     OutputMode,
     Project,
     Repartition,
+    RightSide,
     Scan,
     Sink,
     Spread,
+    StaticJoin,
+    StreamJoin,
     TransformWithState,
     Union,
 )
 from tidegate.plan.physical import (
     FIRST_INPUT,
+    SECOND_INPUT,
     AggregateSpec,
+    BroadcastPartitioning,
     ConnectSpec,
+    DeduplicateSpec,
     Edge,
+    EvalPythonSpec,
+    EventTimeColumnSpec,
     ExpandSpec,
     FilterSpec,
     ForwardPartitioning,
@@ -45,6 +67,8 @@ from tidegate.plan.physical import (
     PointwisePartitioning,
     ProjectSpec,
     RebalancePartitioning,
+    StaticJoinSpec,
+    StreamJoinSpec,
     TransformWithStateSpec,
     Vertex,
     WatermarkSpec,
@@ -52,8 +76,11 @@ from tidegate.plan.physical import (
 )
 
 
-def lower(root: Node, sink: Sink, *, parallelism: int, max_parallelism: int) -> JobPlan:
-    builder = _Builder(sink.mode)
+def lower(
+    root: Node, sink: Sink, *, parallelism: int, max_parallelism: int, source_parallelism: int | None = None
+) -> JobPlan:
+    """`source_parallelism`: at most so many subtasks read; what they read goes to all slots in turn."""
+    builder = _Builder(sink.mode, source_parallelism)
     builder.finish(builder.chains(root), sink)
     return JobPlan(
         vertices=tuple(builder.vertices),
@@ -101,6 +128,10 @@ def operator_name(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec(function_name=name):
             return f"MapInArrow({name})"
+        case EvalPythonSpec(function_name=name):
+            return f"EvalPython({name})"
+        case EventTimeColumnSpec():
+            return "EventTimeColumn"
         case AggregateSpec(calls=calls):
             return f"Aggregate({', '.join(call.function.value for call in calls)})"
         case TransformWithStateSpec():
@@ -113,6 +144,8 @@ def operator_name(operator: OperatorSpec) -> str:
             return f"Generate({exploded_as.value})"
         case ExpandSpec():
             return "Expand"
+        case DeduplicateSpec() | StreamJoinSpec() | StaticJoinSpec():
+            return join_name(operator)
         case _:
             assert_never(operator)
 
@@ -144,8 +177,9 @@ _Chains: TypeAlias = list[_Chain]
 class _Builder:
     """The vertices that are closed, in an order in which senders come before receivers."""
 
-    def __init__(self, mode: OutputMode) -> None:
+    def __init__(self, mode: OutputMode, source_parallelism: int | None) -> None:
         self._mode = mode
+        self._source_parallelism = source_parallelism
         self.edges: list[Edge] = []
         self.vertices: list[Vertex] = []
 
@@ -153,13 +187,22 @@ class _Builder:
         """What gives the rows of `node`, open at the end."""
         match node:
             case Scan():
-                return [_Chain(source=node)]
+                if self._source_parallelism is None:
+                    return [_Chain(source=node)]
+                reading = _Chain(source=node, parallelism=self._source_parallelism)
+                return [self.cut([reading], RebalancePartitioning(), node.schema)]
             case Project(child=child, columns=columns, schema=schema):
                 return self._append(child, ProjectSpec(columns, schema))
             case Filter(child=child, condition=condition, schema=schema):
                 return self._append(child, FilterSpec(condition, schema))
-            case MapInArrow(child=child, function=function, function_name=name, schema=schema):
-                return self._append(child, MapInArrowSpec(function, name, schema))
+            case MapInArrow(child=child, function=function, function_name=name, schema=schema, method=method):
+                return self._append(child, MapInArrowSpec(function, name, schema, method))
+            case EvalPython():
+                return self._append(node.child, _eval_python(node))
+            case EventTimeColumn(child=child, column=column, schema=schema):
+                return self._append(child, EventTimeColumnSpec(column, schema))
+            case Connect():
+                return [self._connect(node)]
             case EventTimeWatermark(child=child, column=column, delay_ms=delay_ms, schema=schema):
                 return self._append(child, WatermarkSpec(column, delay_ms, schema))
             case Generate(child=child, schema=schema):
@@ -173,10 +216,16 @@ class _Builder:
                 return [self._repartition(node)]
             case Aggregate():
                 return [self._aggregate(node)]
-            case TransformWithState(child=child, key_count=key_count, processor=processor, schema=schema):
-                keyed = self.cut(self.chains(child), HashPartitioning(key_count), child.schema)
-                keyed.operators.append(TransformWithStateSpec(key_count, processor, child.schema, schema))
+            case TransformWithState():
+                keyed = self.cut(self.chains(node.child), HashPartitioning(node.key_count), node.child.schema)
+                keyed.operators.append(_transform_with_state(node))
                 return [keyed]
+            case Deduplicate():
+                return [self._deduplicate(node)]
+            case StreamJoin():
+                return [self._stream_join(node)]
+            case StaticJoin(child=child):
+                return self._append(child, static_join_spec(node))
             case _:
                 assert_never(node)
 
@@ -241,6 +290,16 @@ class _Builder:
         after.operators.append(ProjectSpec(shifted, node.schema))
         return after
 
+    def _connect(self, node: Connect) -> _Chain:
+        # Without a key, rows may be handled anywhere: most of them stay where they are.
+        keyed = HashPartitioning(node.left_key_count)
+        left_way: Partitioning = keyed if node.left_key_count else PointwisePartitioning()
+        left = self.close_all(self.chains(node.left), left_way, node.left.schema, input=FIRST_INPUT)
+        is_keyed = node.right_side is RightSide.KEYED
+        right_way: Partitioning = HashPartitioning(node.right_key_count) if is_keyed else BroadcastPartitioning()
+        right = self.close_all(self.chains(node.right), right_way, node.right.schema, input=SECOND_INPUT)
+        return _Chain(inputs=left + right, operators=[_connect_spec(node)])
+
     def _aggregate(self, node: Aggregate) -> _Chain:
         if self._mode is OutputMode.APPEND and node.event_time is None:
             raise UnsupportedPlan(
@@ -262,6 +321,27 @@ class _Builder:
         keyed.operators.append(spec)
         return keyed
 
+    def _deduplicate(self, node: Deduplicate) -> _Chain:
+        schema = node.child.schema
+        row = keyed_row([Column(at, schema.field(at).name, schema.field(at).type) for at in node.keys], schema)
+        keyed = self.cut(self._keyed(node.child, row), HashPartitioning(len(node.keys)), row.schema)
+        keyed.operators.append(deduplicate_spec(node, row))
+        if not row.is_as_it_was():
+            keyed.operators.append(row.back(node.schema))
+        return keyed
+
+    def _stream_join(self, node: StreamJoin) -> _Chain:
+        left, right = (keyed_row(side.keys, side.child.schema) for side in (node.left, node.right))
+        by_key = HashPartitioning(len(node.left.keys))
+        inputs = self.close_all(self._keyed(node.left.child, left), by_key, left.schema, input=FIRST_INPUT)
+        inputs += self.close_all(self._keyed(node.right.child, right), by_key, right.schema, input=SECOND_INPUT)
+        sides = input_spec(node.left, left), input_spec(node.right, right)
+        spec = StreamJoinSpec(node.type, *sides, node.condition, node.schema, node.event_time)
+        return _Chain(inputs=inputs, operators=[spec])
+
+    def _keyed(self, child: Node, row: KeyedRow) -> _Chains:
+        return self.chains(child) if row.is_as_it_was() else self._append(child, row.to_keyed())
+
     def _close(self, chain: _Chain, sink: Sink | None) -> VertexId:
         vertex = VertexId(len(self.vertices))
         for fed in chain.inputs:
@@ -273,6 +353,45 @@ class _Builder:
         name = " -> ".join(names) or "Pass"
         self.vertices.append(Vertex(vertex, name, chain.source, tuple(chain.operators), sink, chain.parallelism))
         return vertex
+
+
+def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:
+    return TransformWithStateSpec(
+        key_count=node.key_count,
+        processor=node.processor,
+        input_schema=node.child.schema,
+        schema=node.schema,
+        time_mode=node.time_mode,
+        event_column=node.event_column,
+        time_zone=node.time_zone,
+        style=node.style,
+        initial=node.initial,
+    )
+
+
+def _eval_python(node: EvalPython) -> EvalPythonSpec:
+    return EvalPythonSpec(
+        functions=node.functions,
+        function_name=node.function_name,
+        shape=node.shape,
+        arguments=node.arguments,
+        result_count=node.result_count,
+        schema=node.schema,
+    )
+
+
+def _connect_spec(node: Connect) -> ConnectSpec:
+    return ConnectSpec(
+        processor=node.processor,
+        right_side=node.right_side,
+        left_key_count=node.left_key_count,
+        right_key_count=node.right_key_count,
+        left_schema=node.left.schema,
+        right_schema=node.right.schema,
+        schema=node.schema,
+        time_mode=node.time_mode,
+        time_zone=node.time_zone,
+    )
 
 
 def _aggregate_input(node: Aggregate) -> tuple[tuple[Expression, ...], tuple[AggregateCall, ...]]:
@@ -314,12 +433,16 @@ def _details(operator: OperatorSpec) -> str:
             return f"by [{keys}]{mode} {_fields(operator.schema)}"
         case ProjectSpec() | FilterSpec() | MapInArrowSpec() | GenerateSpec() | ExpandSpec():
             return _fields(operator.schema)
+        case EvalPythonSpec() | EventTimeColumnSpec():
+            return _fields(operator.schema)
         case WatermarkSpec():
             column = operator.schema.field(operator.column).name
             return f"on {column}, {operator.delay_ms} ms behind {_fields(operator.schema)}"
         case ConnectSpec():
             keys = ", ".join(field.name for field in list(operator.left_schema)[: operator.left_key_count])
             return f"by [{keys}], right side {operator.right_side.value} {_fields(operator.schema)}"
+        case DeduplicateSpec() | StreamJoinSpec() | StaticJoinSpec():
+            return join_details(operator)
         case _:
             assert_never(operator)
 
@@ -332,7 +455,8 @@ def _state_shape(operator: OperatorSpec) -> str:
             return f"Aggregate keys={_key_types(operator)}{by} in={_types(operator.input_schema)} calls=[{held}]"
         case TransformWithStateSpec():
             shapes = f"in={_fields(operator.input_schema)} out={_fields(operator.schema)}"
-            return f"TransformWithState keys={_key_types(operator)} {shapes}"
+            start = "" if operator.initial is None else " with initial state"
+            return f"TransformWithState keys={_key_types(operator)} {shapes}{start}"
         case ProjectSpec():
             return "Project"
         case FilterSpec():
@@ -343,12 +467,18 @@ def _state_shape(operator: OperatorSpec) -> str:
             return "Generate"
         case ExpandSpec():
             return "Expand"
+        case EvalPythonSpec():
+            return "EvalPython"
+        case EventTimeColumnSpec():
+            return "EventTimeColumn"
         case WatermarkSpec():
             return "Watermark"
         case ConnectSpec():
             keys = _types(pa.schema(list(operator.left_schema)[: operator.left_key_count]))
             inputs = f"left={_fields(operator.left_schema)} right={_fields(operator.right_schema)}"
             return f"Connect keys={keys} side={operator.right_side.value} {inputs} out={_fields(operator.schema)}"
+        case DeduplicateSpec() | StreamJoinSpec() | StaticJoinSpec():
+            return join_shape(operator)
         case _:
             assert_never(operator)
 

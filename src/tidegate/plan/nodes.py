@@ -1,7 +1,7 @@
 """The lowered plan: one node per Catalyst node that Tidegate runs, children first, columns by position."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -39,11 +39,32 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class MapInArrow:
-    """`function` is PySpark's pickled command; only the spark layer can open it."""
+    """`function` is PySpark's pickled command; only the spark layer can open it. `method`: by which it was given."""
 
     child: "Node"
     function: bytes
     function_name: str
+    schema: pa.Schema
+    method: str = "mapInArrow"
+
+
+class UdfShape(Enum):
+    """What a Python function is called with."""
+
+    BATCH = "batch"  # one slice, whatever it makes of its rows
+    ITERATOR = "iterator"  # the slices of an epoch, one call for all
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPython:
+    """The child's columns and `result_count` more, computed by Python functions from `arguments`."""
+
+    child: "Node"
+    functions: bytes
+    function_name: str
+    shape: UdfShape
+    arguments: tuple[Expression, ...]
+    result_count: int
     schema: pa.Schema
 
 
@@ -138,14 +159,77 @@ class Aggregate:
     event_time: EventTime | None = None
 
 
+class TimeMode(Enum):
+    """Which timers a processor may register."""
+
+    NONE = "none"
+    PROCESSING_TIME = "processing_time"
+    EVENT_TIME = "event_time"
+
+
+class RowStyle(Enum):
+    """What user code gets of its rows, and gives."""
+
+    ROWS = "rows"  # tuples
+    BATCHES = "batches"  # Arrow batches, of which the spark layer makes DataFrames
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """What every key of a stateful operator starts with: rows [key columns..., value columns...] as Arrow's stream."""
+
+    key_count: int
+    schema: pa.Schema
+    rows: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class TransformWithState:
-    """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command."""
+    """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command.
+
+    `event_column`: whose rows at or before the watermark are dropped; `time_zone`: of the instants user code sees.
+    """
 
     child: "Node"
     key_count: int
     processor: bytes
     schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
+    event_column: int | None = None
+    time_zone: str | None = None
+    style: RowStyle = RowStyle.ROWS
+    initial: InitialState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeColumn:
+    """Says which column of a stateful operator's output is event time; no row may lie before the watermark."""
+
+    child: "Node"
+    column: int
+    schema: pa.Schema
+
+
+class RightSide(Enum):
+    """How the second input of a connected operator reaches it."""
+
+    KEYED = "keyed"  # by the same key as the first: both share the key's state
+    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Rows are [key columns..., value columns...] on both sides; a broadcast right side has no keys."""
+
+    left: "Node"
+    right: "Node"
+    processor: bytes
+    right_side: RightSide
+    left_key_count: int
+    right_key_count: int
+    schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
+    time_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +305,138 @@ class Expand:
     schema: pa.Schema
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetByKey:
+    """A key is forgotten when event time has passed one of its own columns, the `key`-th."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetAfterDelay:
+    """A key is forgotten `delay_ms` after the event time of its first row."""
+
+    delay_ms: int
+
+
+Forget: TypeAlias = ForgetByKey | ForgetAfterDelay
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicate:
+    """The first row of each key. `event_time`: by which column rows are late; `forget`: None keeps keys for ever."""
+
+    child: "Node"
+    keys: tuple[int, ...]
+    event_time: int | None
+    forget: Forget | None
+    schema: pa.Schema
+
+
+class JoinType(Enum):
+    INNER = "inner"
+    LEFT_OUTER = "left outer"
+    RIGHT_OUTER = "right outer"
+    FULL_OUTER = "full outer"
+    LEFT_SEMI = "left semi"
+    LEFT_ANTI = "left anti"
+
+
+@dataclass(frozen=True, slots=True)
+class EndsByKey:
+    """A row can find no partner any more when event time has passed its `key`-th key."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndsByEventTime:
+    """A row can find no partner any more when its own event time lies `ahead_ms` (often negative) past event time."""
+
+    ahead_ms: int
+
+
+JoinEnd: TypeAlias = EndsByKey | EndsByEventTime
+
+
+@dataclass(frozen=True, slots=True)
+class JoinInput:
+    """One side of a join of streams. `only_if`: what its rows alone must meet to have a partner at all.
+
+    `keys` and `only_if` are over the child's columns, `event_time` is one of them; `end`: None keeps rows for ever.
+    """
+
+    child: "Node"
+    keys: tuple[Expression, ...]
+    only_if: Expression | None
+    event_time: int | None
+    end: JoinEnd | None
+
+
+class JoinEventTime(Enum):
+    """Which sides of a join move its event time."""
+
+    OF_BOTH_SIDES = "both sides"  # to where both have come
+    OF_ONE_SIDE = "one side"  # the other has no watermark, or neither has
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJoin:
+    """`condition` is over [left columns..., right columns...]. A null key equals a null key, as Spark has it here."""
+
+    type: JoinType
+    left: JoinInput
+    right: JoinInput
+    condition: Expression | None
+    schema: pa.Schema
+    event_time: JoinEventTime = JoinEventTime.OF_BOTH_SIDES
+
+
+class StreamSide(Enum):
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTable:
+    """The fixed side of a join, as Spark gave it when the query was started: `rows` is an Arrow stream."""
+
+    keys: tuple[Expression, ...]
+    schema: pa.Schema
+    rows: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticJoin:
+    """A stream with a table. `condition` is over [left columns..., right columns...]; a null key has no partner."""
+
+    child: "Node"
+    stream_side: StreamSide
+    type: JoinType
+    keys: tuple[Expression, ...]
+    table: StaticTable
+    condition: Expression | None
+    schema: pa.Schema
+
+
 Node: TypeAlias = (
     Scan
     | Project
     | Filter
     | MapInArrow
+    | EvalPython
     | Aggregate
     | TransformWithState
+    | EventTimeColumn
+    | Connect
     | EventTimeWatermark
     | Union
     | Repartition
     | Generate
     | Expand
+    | Deduplicate
+    | StreamJoin
+    | StaticJoin
 )
 
 

@@ -1,14 +1,31 @@
 """What the slots run: vertices of chained operators, joined by edges. Built from nodes by `lower`."""
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import AggregateCall, EmptyCollections, EventTime, ExplodedAs, OutputMode, Scan, Sink
+from tidegate.plan.nodes import (
+    AggregateCall,
+    EmptyCollections,
+    EventTime,
+    ExplodedAs,
+    Forget,
+    InitialState,
+    JoinEventTime,
+    JoinType,
+    OutputMode,
+    RightSide,
+    RowStyle,
+    Scan,
+    Sink,
+    StaticTable,
+    StreamSide,
+    TimeMode,
+    UdfShape,
+)
 from tidegate.protocol.rescale import EdgeKind, EdgeShape
 
 
@@ -29,6 +46,27 @@ class MapInArrowSpec:
     function: bytes
     function_name: str
     schema: pa.Schema
+    method: str = "mapInArrow"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPythonSpec:
+    """Its input's columns and `result_count` more."""
+
+    functions: bytes
+    function_name: str
+    shape: UdfShape
+    arguments: tuple[Expression, ...]
+    result_count: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeColumnSpec:
+    """Rows pass through; one before the watermark is the user's mistake."""
+
+    column: int
+    schema: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +82,6 @@ class AggregateSpec:
     event_time: EventTime | None = None
 
 
-class TimeMode(Enum):
-    """Which timers a processor may register."""
-
-    NONE = "none"
-    PROCESSING_TIME = "processing_time"
-    EVENT_TIME = "event_time"
-
-
 @dataclass(frozen=True, slots=True)
 class TransformWithStateSpec:
     """Keyed by the first `key_count` columns of its input; the rest are the user's row."""
@@ -61,6 +91,10 @@ class TransformWithStateSpec:
     input_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    event_column: int | None = None
+    time_zone: str | None = None
+    style: RowStyle = RowStyle.ROWS
+    initial: InitialState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +104,6 @@ class WatermarkSpec:
     column: int
     delay_ms: int
     schema: pa.Schema
-
-
-class RightSide(Enum):
-    """How the second input of a connected operator reaches it."""
-
-    KEYED = "keyed"  # by the same key as the first: both share the key's state
-    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +118,7 @@ class ConnectSpec:
     right_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    time_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +136,79 @@ class ExpandSpec:
     schema: pa.Schema
 
 
+@dataclass(frozen=True, slots=True)
+class DeduplicateSpec:
+    """Keyed by the first `key_count` columns; `event_time` is the column by which rows are late."""
+
+    key_count: int
+    event_time: int | None
+    forget: Forget | None
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class RowEnd:
+    """A row is done with when the time in `column` lies at or before event time plus `ahead_ms`."""
+
+    column: int
+    ahead_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinInputSpec:
+    """Rows are [keys..., others...]; `columns` are the places of the side's own columns among them.
+
+    `only_if` is over the side's own columns; `event_time` and the end's column are places in the row.
+    """
+
+    key_count: int
+    columns: tuple[int, ...]
+    schema: pa.Schema
+    only_if: Expression | None
+    event_time: int | None
+    end: RowEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJoinSpec:
+    """Two inputs by the same keys, at the head of a chain; `condition` is over [left columns..., right columns...]."""
+
+    type: JoinType
+    left: JoinInputSpec
+    right: JoinInputSpec
+    condition: Expression | None
+    schema: pa.Schema
+    event_time: JoinEventTime = JoinEventTime.OF_BOTH_SIDES
+
+
+@dataclass(frozen=True, slots=True)
+class StaticJoinSpec:
+    """Joins each row with a table that every task holds."""
+
+    type: JoinType
+    stream_side: StreamSide
+    keys: tuple[Expression, ...]
+    table: StaticTable
+    condition: Expression | None
+    stream_schema: pa.Schema
+    schema: pa.Schema
+
+
 OperatorSpec: TypeAlias = (
     ProjectSpec
     | FilterSpec
     | MapInArrowSpec
+    | EvalPythonSpec
     | AggregateSpec
     | TransformWithStateSpec
+    | EventTimeColumnSpec
     | WatermarkSpec
     | ConnectSpec
     | GenerateSpec
     | ExpandSpec
+    | DeduplicateSpec
+    | StreamJoinSpec
+    | StaticJoinSpec
 )
 
 

@@ -12,8 +12,25 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan import kernels
-from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal
+from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal, Try
 from tidegate.spark.catalyst_nested import check_settings_of_session, nested_settings, read_jvm_value
+from tidegate.spark.catalyst_text import (
+    LIKE_LISTS,
+    invoked_name,
+    jvm_settings,
+    like_patterns,
+    require_known_case,
+    require_known_digits,
+)
+from tidegate.spark.catalyst_times import (
+    ZONE_CONVERSIONS,
+    check_formats,
+    constant_interval,
+    rules_of_call,
+    rules_of_cast,
+    times_of_conversion,
+    zone_conversion,
+)
 from tidegate.spark.catalyst_trees import ExpressionTree
 from tidegate.spark.types import to_arrow_type
 
@@ -23,7 +40,7 @@ Substitute: TypeAlias = Callable[[ExpressionTree], Expression | None]
 _BOOLEAN_FUNCTIONS = frozenset(
     {"EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"}
     | {"And", "Or", "Not", "IsNull", "IsNotNull", "IsNaN", "In", "AtLeastNNonNulls"}
-    | {"StartsWith", "EndsWith", "Contains"}
+    | {"StartsWith", "EndsWith", "Contains", "Like", "RLike", "LikeAll", "LikeAny", "NotLikeAll", "NotLikeAny"}
 )
 # Known without asking the JVM, which takes a call for every expression.
 _TYPE_OF_FIRST_ARGUMENT = frozenset(
@@ -69,17 +86,20 @@ def read_expression(tree: ExpressionTree, scope: Scope, substitute: Substitute =
 
 def evaluation_is_ansi(tree: ExpressionTree) -> bool:
     """Whether errors are raised; TRY mode, which turns them into nulls, is refused."""
-    if "failOnError" in tree.fields:
-        return bool(tree.fields["failOnError"])
-    if "evalContext" in tree.fields:
-        mode = str(tree.jvm.evalContext().evalMode().toString())
-    elif "evalMode" in tree.fields:
-        mode = str(tree.jvm.evalMode().toString())
-    else:
-        return False
+    mode = _evaluation_mode(tree)
     if mode not in ("ANSI", "LEGACY"):
         raise _refused(tree, f"Tidegate has no kernel for {tree.name} in {mode} mode")
     return mode == "ANSI"
+
+
+def _evaluation_mode(tree: ExpressionTree) -> str:
+    """ANSI, LEGACY or TRY; functions that raise no errors of their own have none and count as LEGACY."""
+    for flag in ("failOnError", "ansiEnabled"):
+        if flag in tree.fields:
+            return "ANSI" if tree.fields[flag] else "LEGACY"
+    if "evalContext" in tree.fields:
+        return str(tree.jvm.evalContext().evalMode().toString())
+    return str(tree.jvm.evalMode().toString()) if "evalMode" in tree.fields else "LEGACY"
 
 
 def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expression:
@@ -98,16 +118,36 @@ def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expr
         case "LambdaFunction":
             return _lambda(tree, scope, substitute)
     check_settings_of_session(tree)
-    if tree.name != "Cast" and tree.name not in kernels.supported_functions():
-        raise _refused(tree, f"Tidegate has no kernel for {tree.name}")
-    children = tuple(_convert(child, scope, substitute) for child in tree.children)
-    if tree.name == "Cast":
+    if tree.name in ZONE_CONVERSIONS:
+        return zone_conversion(tree, _convert(times_of_conversion(tree), scope, substitute))
+    name = invoked_name(tree) or tree.name
+    if name != "Cast" and name not in kernels.supported_functions():
+        raise _refused(tree, f"Tidegate has no kernel for {name}")
+    check_formats(tree)
+    children = tuple(constant_interval(child, tree) or _convert(child, scope, substitute) for child in tree.children)
+    return _in_its_mode(tree, _function(tree, name, children))
+
+
+def _in_its_mode(tree: ExpressionTree, expression: Call | Cast) -> Expression:
+    return Try(expression) if _evaluation_mode(tree) == "TRY" else expression
+
+
+def _function(tree: ExpressionTree, name: str, children: tuple[Expression, ...]) -> Call | Cast:
+    is_ansi = _evaluation_mode(tree) == "ANSI"
+    if name == "Cast":
         target = to_arrow_type(tree.fields["dataType"], of=f"Expression {tree.sql()}")
-        zone = tree.fields.get("timeZoneId") or "unknown"
-        return Cast(children[0], target, evaluation_is_ansi(tree), zone)
-    if tree.name == "AtLeastNNonNulls":
+        zone = tree.fields.get("timeZoneId")
+        require_known_digits(tree, children[0].type, target)
+        return Cast(children[0], target, is_ansi, zone or "unknown", rules_of_cast(children[0].type, target, zone))
+    if name == "AtLeastNNonNulls":
         children = (Literal(tree.fields["n"], pa.int32()), *children)
-    return Call(tree.name, children, _result_type(tree, children), evaluation_is_ansi(tree), _settings(tree))
+    if name in LIKE_LISTS:
+        children = (*children, *like_patterns(tree))
+    require_known_case(tree)
+    type_ = _result_type(tree, children)
+    if name in ("Round", "BRound"):
+        require_known_digits(tree, children[0].type, type_)
+    return Call(name, children, type_, is_ansi, (*_settings(tree), *jvm_settings(tree)), rules_of_call(tree))
 
 
 # Where an expression stands, how it raises errors, what else is read elsewhere.

@@ -9,20 +9,27 @@ from tidegate.model.errors import OptionError, UnsupportedPlan
 from tidegate.plan.nodes import Scan
 from tidegate.spark.python_sources import is_python_relation, read_python_relation
 
-_PARQUET = frozenset({"parquet", "org.apache.spark.sql.execution.datasources.parquet.parquetfileformat"})
+# Spark names a format by the user's word for it or by its class, old or new.
+_FILE_FORMATS = {
+    "parquetfileformat": "parquet", "jsonfileformat": "json", "csvfileformat": "csv", "textfileformat": "text",
+    "parquetdatasourcev2": "parquet", "jsondatasourcev2": "json", "csvdatasourcev2": "csv",
+    "textdatasourcev2": "text", "parquet": "parquet", "json": "json", "csv": "csv", "text": "text",
+}  # fmt: skip
 
 
 def read_file_relation(relation: Any, schema: pa.Schema) -> Scan:
     """A `StreamingRelation`: what `DataSource` V1 serves, files above all."""
     source = relation.dataSource()
     class_name = str(source.className())
-    if class_name.lower() not in _PARQUET:
+    format_name = _FILE_FORMATS.get(class_name.lower().rpartition(".")[2])
+    if format_name is None:
         raise _refused_format(class_name)
     options = _lower_keys(_java_map(source.options()))
     if not options.get("path"):
-        raise OptionError("The parquet source has no path: give one directory to spark.readStream.parquet(...).")
+        raise OptionError(f"The {format_name} source has no path: give one to spark.readStream.{format_name}(...).")
     options["path"] = _qualified(options["path"])
-    return Scan("parquet", options, schema)
+    options["sessiontimezone"] = str(_session_conf().sessionLocalTimeZone())
+    return Scan(format_name, options, schema)
 
 
 def read_table_relation(relation: Any, schema: pa.Schema) -> Scan:
@@ -36,7 +43,9 @@ def read_table_relation(relation: Any, schema: pa.Schema) -> Scan:
 
 
 def _refused_format(name: str) -> UnsupportedPlan:
-    return UnsupportedPlan(f"Tidegate does not read Spark's source {name!r}: supported are parquet and rate.")
+    return UnsupportedPlan(
+        f"Tidegate does not read Spark's source {name!r}: supported are csv, json, parquet, rate and text."
+    )
 
 
 def _lower_keys(options: dict[str, str]) -> dict[str, str]:
@@ -45,6 +54,10 @@ def _lower_keys(options: dict[str, str]) -> dict[str, str]:
 
 def _java_map(scala_map: Any) -> dict[str, str]:
     return dict(_jvm().scala.jdk.javaapi.CollectionConverters.asJava(scala_map))
+
+
+def _session_conf() -> Any:
+    return _jvm().org.apache.spark.sql.internal.SQLConf.get()
 
 
 def _qualified(path: str) -> str:

@@ -72,6 +72,11 @@ def plan_tree(jvm_plan: Any) -> PlanTree:
     return _plan(iter(json.loads(jvm_plan.toJSON())), lambda: jvm_plan)
 
 
+def expression_tree(jvm_expression: Any) -> ExpressionTree:
+    """The tree of a JVM `Expression`."""
+    return _expression(json.loads(jvm_expression.toJSON()), lambda: jvm_expression)
+
+
 def short_name(class_name: str) -> str:
     return class_name.rsplit(".", 1)[-1]
 

@@ -8,7 +8,8 @@ from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext, UserCode
-from tidegate.plan.physical import Edge, JobPlan, Vertex
+from tidegate.plan.nodes import JoinEventTime
+from tidegate.plan.physical import Edge, JobPlan, StreamJoinSpec, Vertex
 from tidegate.protocol.admission import SourceAdmission
 from tidegate.protocol.debloat import Debloat
 from tidegate.protocol.rescale import connections
@@ -81,7 +82,7 @@ class TaskBuilder:
         return Task(
             id=id,
             source=source,
-            gate=self._gate(incoming, restored) if incoming else None,
+            gate=self._gate(vertex, incoming, restored) if incoming else None,
             inputs={edge.id: edge.input for edge in incoming},
             operators=operators,
             output=TaskOutput([self._output(edge) for edge in outgoing]) if outgoing else None,
@@ -102,7 +103,7 @@ class TaskBuilder:
             now_ms=self.clock.monotonic_ms(),
         )
 
-    def _gate(self, edges: list[Edge], restored: RestoredTask) -> Gate:
+    def _gate(self, vertex: Vertex, edges: list[Edge], restored: RestoredTask) -> Gate:
         ids = {edge.id for edge in edges}
         channels = [channel for channel in self.table if channel.edge in ids and channel.receiver == self.slot]
         progress, target_ms = restored.progress, self.settings.debloat_target_ms
@@ -121,6 +122,7 @@ class TaskBuilder:
             guarantee=self.settings.guarantee,
             watermarks=RecoveredWatermarks(progress.channel_watermarks(), progress.input_watermark_ms),
             debloat=debloat,
+            waiting_inputs={edge.id: edge.input for edge in edges} if _inputs_wait(vertex) else None,
         )
 
     def _output(self, edge: Edge) -> EdgeOutput:
@@ -136,3 +138,9 @@ class TaskBuilder:
             if channel.edge == edge.id and channel.sender == self.slot
         ]
         return EdgeOutput(channels, edge.partitioning, max_parallelism=self.settings.plan.max_parallelism)
+
+
+def _inputs_wait(vertex: Vertex) -> bool:
+    """Rows of a join are let go by event time, which must have come as far on both sides."""
+    head = vertex.operators[0] if vertex.operators else None
+    return isinstance(head, StreamJoinSpec) and head.event_time is JoinEventTime.OF_BOTH_SIDES

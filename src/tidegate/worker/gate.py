@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
-from tidegate.model.ids import ChannelId, CheckpointId, Sequence
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
 from tidegate.protocol.barriers import (
     CaptureArrival,
     CloseCapture,
@@ -25,6 +25,7 @@ from tidegate.protocol.barriers import (
 )
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.debloat import Debloat
+from tidegate.protocol.input_watermarks import InputWatermarks
 from tidegate.protocol.kinds import CheckpointKind, Guarantee
 from tidegate.protocol.phases import RecoveryPhases
 from tidegate.protocol.switching import DrainRate, should_switch_now
@@ -145,7 +146,9 @@ class Gate:
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
         watermarks: RecoveredWatermarks = NO_WATERMARKS,
         debloat: Debloat | None = None,
+        waiting_inputs: Mapping[EdgeId, int] | None = None,
     ) -> None:
+        """`waiting_inputs`: which input each edge feeds, if event time of each input waits for the others."""
         given = list(channels)
         self._channels: dict[ChannelId, _Channel] = {}
         for channel, recovered in given:
@@ -161,9 +164,7 @@ class Gate:
             ((channel, state.next_sequence, state.position()) for channel, state in self._channels.items()),
             guarantee=guarantee,
         )
-        self._watermarks = GateWatermarks(
-            self._channels, restored=watermarks.channels, current_ms=watermarks.current_ms
-        )
+        self._watermarks = _watermarks(self._channels, waiting_inputs, watermarks)
         self._debloat = debloat
         self._drain = DrainRate()
         self._phases = RecoveryPhases(
@@ -431,6 +432,14 @@ class Gate:
             )
             captures.append(ReceivedCapture(position, tuple(capture.elements)))
         return ClosedCapture(checkpoint, tuple(captures))
+
+
+def _watermarks(
+    channels: Iterable[ChannelId], waiting_inputs: Mapping[EdgeId, int] | None, recovered: RecoveredWatermarks
+) -> GateWatermarks | InputWatermarks:
+    if waiting_inputs is None:
+        return GateWatermarks(channels, restored=recovered.channels, current_ms=recovered.current_ms)
+    return InputWatermarks(channels, waiting_inputs, restored=recovered.channels, current_ms=recovered.current_ms)
 
 
 def _captured(arrived: Arrived, *, done_rows: int = 0) -> CapturedElement:

@@ -10,21 +10,35 @@ from typing import assert_never
 import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
-from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal
+from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal, Try
 from tidegate.plan.kernels import (
     arithmetic,
     array_making,
     arrays,
+    case_mapping,
     comparison,
+    dates,
+    decimals,
+    duck,
+    encodings,
+    hashes,
+    interval_arithmetic,
+    intervals,
     lambdas,
     logic,
+    mathematics,
     nested,
+    regex,
+    string_functions,
     strings,
+    time_formats,
+    timestamps,
     unscaled,
 )
-from tidegate.plan.kernels.casts import build_cast
+from tidegate.plan.kernels.casts import build_cast, build_try_cast
 from tidegate.plan.kernels.constants import constant
 from tidegate.plan.kernels.generators import RowMaker, expand_rows, explode_rows
+from tidegate.plan.kernels.tries import build_try
 from tidegate.plan.kernels.values import Kernel, as_array
 from tidegate.plan.nodes import EmptyCollections, ExplodedAs
 
@@ -47,6 +61,17 @@ _BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **arrays.BUILDERS,
     **array_making.BUILDERS,
     **unscaled.BUILDERS,
+    **dates.BUILDERS,
+    **timestamps.BUILDERS,
+    **intervals.BUILDERS,
+    **interval_arithmetic.BUILDERS,
+    **time_formats.BUILDERS,
+    **hashes.BUILDERS,
+    **string_functions.BUILDERS,
+    **case_mapping.BUILDERS,
+    **encodings.BUILDERS,
+    **regex.BUILDERS,
+    **mathematics.BUILDERS,
 }
 # Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
 _NULL_INTOLERANT = (
@@ -55,11 +80,18 @@ _NULL_INTOLERANT = (
     | nested.NULL_INTOLERANT
     | arrays.NULL_INTOLERANT
     | array_making.NULL_INTOLERANT
+    | frozenset({**dates.BUILDERS, **timestamps.BUILDERS, **time_formats.BUILDERS})
+    | frozenset({**intervals.BUILDERS, **interval_arithmetic.BUILDERS})
+    | (frozenset(string_functions.BUILDERS) - {"ConcatWs", "StringLocate"})
+    | frozenset(case_mapping.BUILDERS)
+    | frozenset(regex.BUILDERS)
+    | frozenset(mathematics.BUILDERS)
 )
 
 
 def supported_functions() -> frozenset[str]:
-    return frozenset(_BUILDERS) | frozenset(lambdas.BUILDERS) | frozenset(array_making.OVERLOADS)
+    overloads = {*array_making.OVERLOADS, *decimals.BUILDERS, *duck.FUNCTIONS}
+    return frozenset({*_BUILDERS, *lambdas.BUILDERS, *overloads})
 
 
 def check_supported(expression: Expression) -> None:
@@ -131,6 +163,8 @@ def _compile(expression: Expression) -> Kernel:
             return build_cast(expression, _compile(child))
         case Call():
             return _compile_call(expression)
+        case Try(of=of):
+            return _compile_try(of)
         case Lambda(body=body):
             raise UnsupportedPlan(f"Tidegate has no kernel for a lambda of {body.type} by itself")
         case _:
@@ -142,16 +176,40 @@ def _compile_call(call: Call) -> Kernel:
     if call.function in lambdas.BUILDERS:
         functions = tuple(_compile_lambda(argument) for argument in call.arguments if isinstance(argument, Lambda))
         return lambdas.BUILDERS[call.function](call, values, functions)
-    builders = (
-        array_making.OVERLOADS if pa.types.is_list(call.type) and call.function in array_making.OVERLOADS else _BUILDERS
-    )
-    if call.function not in builders:
-        raise UnsupportedPlan(f"Tidegate has no kernel for {call.function}")
-    return builders[call.function](call, values)
+    return _build(call, values)
 
 
 def _compile_lambda(function: Lambda) -> lambdas.CompiledLambda:
     return lambdas.CompiledLambda(function, _compile(function.body), tuple(map(_compile, function.captured)))
+
+
+def _compile_try(of: Call | Cast) -> Kernel:
+    match of:
+        case Cast(child=child):
+            return build_try_cast(of, _compile(child))
+        case Call(arguments=arguments):
+            return build_try(of, tuple(_compile(argument) for argument in arguments))
+        case _:
+            assert_never(of)
+
+
+def _build(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
+    """By a kernel for arrays or decimals if it is about such, by DuckDB for what our own kernels refuse."""
+    builders = _BUILDERS
+    if pa.types.is_list(call.type) and call.function in array_making.OVERLOADS:
+        builders = array_making.OVERLOADS
+    elif any(pa.types.is_decimal(argument.type) for argument in arguments) and call.function in decimals.BUILDERS:
+        builders = decimals.BUILDERS
+    if call.function not in builders:
+        if call.function in duck.FUNCTIONS:
+            return duck.build(call, arguments)
+        raise UnsupportedPlan(f"Tidegate has no kernel for {call.function}")
+    try:
+        return builders[call.function](call, arguments)
+    except UnsupportedPlan:
+        if not duck.can_run(call, arguments):
+            raise
+        return duck.build(call, arguments)
 
 
 def _filter_steps(condition: Expression) -> list[Kernel]:
@@ -204,6 +262,8 @@ def _is_null_intolerant(expression: Expression) -> bool:
             return True
         case Cast(child=child):
             return _is_null_intolerant(child)
+        case Try(of=of):
+            return _is_null_intolerant(of)
         case Call(function=function, arguments=arguments):
             return function in _NULL_INTOLERANT and all(map(_is_null_intolerant, arguments))
         case Lambda():
@@ -230,6 +290,8 @@ def _column_types(expression: Expression) -> dict[int, pa.DataType]:
             return {}
         case Cast(child=child):
             return _column_types(child)
+        case Try(of=of):
+            return _column_types(of)
         case Call(arguments=arguments):
             return {index: type_ for argument in arguments for index, type_ in _column_types(argument).items()}
         case Lambda(captured=captured):

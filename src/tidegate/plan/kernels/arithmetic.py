@@ -1,6 +1,6 @@
 """Spark's arithmetic on integers and floats: ANSI raises, legacy wraps around and gives null for a zero divisor.
 
-Decimal and interval arithmetic is refused: Arrow rounds and widens decimals by other rules than Spark.
+Decimal arithmetic stands in `decimals`.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 
 from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Call
-from tidegate.plan.kernels.constants import constant
+from tidegate.plan.kernels.comparison import comparison_of
+from tidegate.plan.kernels.constants import FALSE, constant
+from tidegate.plan.kernels.interval_arithmetic import DURATION, build_exact
 from tidegate.plan.kernels.values import (
     Kernel,
     Value,
@@ -28,6 +30,8 @@ _SPARK_NAMES = {pa.int8(): "byte", pa.int16(): "short", pa.int32(): "integer", p
 
 def build_binary(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     """Add, Subtract, Multiply: the right side is skipped where the left is null."""
+    if call.type == DURATION:
+        return build_exact(call, arguments)
     _require_numbers(call, arguments)
     left, right = arguments
     wrapping, checked = _BINARY[call.function]
@@ -43,6 +47,8 @@ def build_binary(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 def build_unary(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     """UnaryMinus, Abs."""
+    if call.type == DURATION:
+        return build_exact(call, arguments)
     _require_numbers(call, arguments)
     (child,) = arguments
     wrapping, checked = _UNARY[call.function]
@@ -103,12 +109,19 @@ def build_bitwise(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 
 def build_extreme(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
-    """Greatest, Least: nulls are skipped. Floats are refused, Arrow orders NaN differently."""
-    if not pa.types.is_integer(call.type) or any(argument.type != call.type for argument in arguments):
+    """Greatest, Least: nulls are skipped, and of equal ones the first stays."""
+    if pa.types.is_nested(call.type) or any(argument.type != call.type for argument in arguments):
         raise unsupported(call.function, *(argument.type for argument in arguments))
-    apply = pc.max_element_wise if call.function == "Greatest" else pc.min_element_wise
-    raises = any(argument.raises for argument in arguments)
-    return Kernel(lambda rows: apply(*(argument.run(rows) for argument in arguments)), call.type, raises=raises)
+    wins = comparison_of("GreaterThan" if call.function == "Greatest" else "LessThan", call.type, call.type)
+
+    def run(rows: pa.RecordBatch) -> Value:
+        best, *others = (as_array(argument.run(rows), rows.num_rows) for argument in arguments)
+        for other in others:
+            better = pc.or_(best.is_null(), pc.fill_null(wins(other, best), FALSE))
+            best = pc.if_else(better, other, best)
+        return best
+
+    return Kernel(run, call.type, raises=any(argument.raises for argument in arguments))
 
 
 def normalized(kernel: Kernel) -> Kernel:

@@ -1,26 +1,25 @@
 """Spark's casts between numbers, booleans, strings and times, by ANSI or legacy rules.
 
-Refused, because Arrow and Java print or parse them differently: floats, decimals and times to and from strings,
-decimals to anything but a wider decimal, and times in a zone other than UTC.
+What has to do with decimals, with times and with texts of both stands in modules of its own. Refused: texts of
+timestamps in a zone other than UTC, and texts to timestamps.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Cast
+from tidegate.plan.kernels.cast_stages import Convert, Stage, may_fail, quiet, raising, total
 from tidegate.plan.kernels.constants import constant, constants
+from tidegate.plan.kernels.decimal_casts import decimal_cast, lowest_bits, plain_text, truncated
 from tidegate.plan.kernels.nested_casts import nested_conversion
-from tidegate.plan.kernels.values import Kernel, Value, any_true, array_of, as_array, numpy_of, unsupported
-
-Convert: TypeAlias = Callable[[pa.Array], pa.Array]
+from tidegate.plan.kernels.text_casts import text_cast
+from tidegate.plan.kernels.time_casts import between_times
+from tidegate.plan.kernels.values import Kernel, Value, array_of, as_array, mask_of, numpy_of, unsupported
 
 _MICROS_PER_S = 1_000_000
-_MICROS_PER_DAY = 86_400 * _MICROS_PER_S
 _UTC_ZONES = frozenset({"UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "UTC+0", "Etc/UCT", "Zulu", "Etc/Zulu"})
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _TIMESTAMP_NTZ = pa.timestamp("us")
@@ -29,18 +28,62 @@ _BLANKS = "".join(map(chr, range(33))) + "\x7f"
 _TRUE_WORDS = constants(["t", "true", "y", "yes", "1"], pa.string())
 _FALSE_WORDS = constants(["f", "false", "n", "no", "0"], pa.string())
 _MOST_DIGITS = constant(30, pa.int32())
-_INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 
 
 def build_cast(cast: Cast, child: Kernel) -> Kernel:
     if child.type == cast.type:
         return child
     convert, raises = _conversion(cast, child.type)
+    return _kernel(cast, child, convert, raises=raises)
 
+
+def build_try_cast(cast: Cast, child: Kernel) -> Kernel:
+    """By the rules of ANSI mode, with a null where that would raise."""
+    if child.type == cast.type:
+        return child
+    strict = replace(cast, ansi=True)
+    stages = _stages(strict, child.type)
+    if stages is not None:
+        return _kernel(cast, child, quiet(stages), raises=False)
+    convert, raises = _conversion(strict, child.type)
+    if raises:
+        raise unsupported("Cast in TRY mode", child.type, cast.type)
+    return _kernel(cast, child, convert, raises=False)
+
+
+def _kernel(cast: Cast, child: Kernel, convert: Convert, *, raises: bool) -> Kernel:
     def run(rows: pa.RecordBatch) -> Value:
         return convert(as_array(child.run(rows), rows.num_rows))
 
     return Kernel(run, cast.type, raises=raises or child.raises)
+
+
+def _stages(cast: Cast, source: pa.DataType) -> list[Stage] | None:
+    """For casts that mean the same in both modes, but for the error; none for those that do not."""
+    target = cast.type
+    if source == pa.string() and pa.types.is_integer(target):
+        return [Stage(_string_to_integer(cast), "CAST_INVALID_INPUT")]
+    if source == pa.string() and pa.types.is_boolean(target):
+        return [Stage(_string_to_boolean, "CAST_INVALID_INPUT")]
+    if cast.ansi and pa.types.is_integer(target):
+        return _to_integer_strictly(source, target)
+    if pa.types.is_decimal(source) and target == pa.string():
+        return [total(plain_text if cast.ansi else lambda values: pc.cast(values, target))]
+    if source == _TIMESTAMP and target == pa.string() and cast.zone in _UTC_ZONES:
+        return [total(lambda values: values.view(_TIMESTAMP_NTZ)), *(text_cast(_TIMESTAMP_NTZ, target) or [])]
+    if source == _TIMESTAMP and target == pa.float64():
+        return [total(_timestamp_to_double)]
+    return decimal_cast(source, target) or text_cast(source, target)
+
+
+def _to_integer_strictly(source: pa.DataType, target: pa.DataType) -> list[Stage] | None:
+    if pa.types.is_integer(source) and source.bit_width > target.bit_width:
+        return [Stage(lambda values: _fitting_integers(values, target), "CAST_OVERFLOW")]
+    if pa.types.is_floating(source):
+        return [Stage(lambda values: _fitting_floats(values, target), "CAST_OVERFLOW")]
+    if pa.types.is_decimal(source):
+        return [total(truncated), Stage(lambda values: _fitting_integers(values, target), "CAST_OVERFLOW")]
+    return None
 
 
 def _conversion(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
@@ -48,6 +91,9 @@ def _conversion(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
     target = cast.type
     if pa.types.is_nested(source):
         return nested_conversion(cast, source, _conversion)
+    stages = _stages(cast, source)
+    if stages is not None:
+        return (raising(stages, cast, source), may_fail(stages)) if cast.ansi else (quiet(stages), False)
     if pa.types.is_integer(source):
         return _from_integer(cast, source)
     if pa.types.is_floating(source):
@@ -56,8 +102,8 @@ def _conversion(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
         return _from_boolean(cast)
     if source == pa.string():
         return _from_string(cast)
-    if pa.types.is_decimal(source) and pa.types.is_decimal(target) and _is_wider(target, source):
-        return lambda values: pc.cast(values, target), False
+    if pa.types.is_decimal(source) and pa.types.is_integer(target):
+        return lambda values: pc.cast(lowest_bits(truncated(values)), target, safe=False), False
     if pa.types.is_temporal(source):
         return _from_time(cast, source)
     raise _refusal(cast, source)
@@ -66,7 +112,7 @@ def _conversion(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
 def _from_integer(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
     target = cast.type
     if pa.types.is_integer(target):
-        return _between_integers(cast, source)
+        return lambda values: pc.cast(values, target, safe=False), False
     if pa.types.is_floating(target):
         return lambda values: pc.cast(values, target, safe=False), False
     if pa.types.is_boolean(target):
@@ -76,24 +122,27 @@ def _from_integer(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
         return lambda values: pc.cast(values, target), False
     if target == _TIMESTAMP:
         return _seconds_to_timestamp, False
-    if pa.types.is_decimal(target) and target.precision - target.scale >= _INTEGER_DIGITS[source.bit_width]:
-        return lambda values: pc.cast(values, target), False
     raise _refusal(cast, source)
 
 
-def _between_integers(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
-    target = cast.type
-    if source.bit_width <= target.bit_width or not cast.ansi:
-        return lambda values: pc.cast(values, target, safe=False), False
-    sentence = _sentence("CAST_OVERFLOW", cast, source)
+def _fitting_integers(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Null for what is beyond the target's range; of integers or decimals without a fraction."""
+    lowest, highest = (constant(limit, values.type) for limit in _limits(target))
+    fits = pc.and_(pc.greater_equal(values, lowest), pc.less_equal(values, highest))
+    return pc.cast(_where(fits, values), target)
 
-    def convert(values: pa.Array) -> pa.Array:
-        try:
-            return pc.cast(values, target, safe=True)
-        except pa.ArrowInvalid as overflow:
-            raise UserCodeFailure(sentence) from overflow
 
-    return convert, True
+def _fitting_floats(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Null for what is beyond the target's range once its fraction is cut off, and for NaN."""
+    lowest, highest = map(float, _limits(target))
+    numbers = numpy_of(values).astype(np.float64, copy=False)
+    with np.errstate(all="ignore"):
+        fits = (np.floor(numbers) <= highest) & (np.ceil(numbers) >= lowest)
+    return _where(mask_of(fits), _truncated(values, target))
+
+
+def _limits(target: pa.DataType) -> tuple[int, int]:
+    return -(2 ** (target.bit_width - 1)), 2 ** (target.bit_width - 1) - 1
 
 
 def _from_float(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
@@ -104,28 +153,8 @@ def _from_float(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
         zero = constant(0.0, source)
         return lambda values: pc.not_equal(values, zero), False
     if pa.types.is_integer(target):
-        if cast.ansi:
-            return _float_to_integer_checked(cast, source), True
         return lambda values: _truncated(values, target), False
     raise _refusal(cast, source)
-
-
-def _float_to_integer_checked(cast: Cast, source: pa.DataType) -> Convert:
-    bits = cast.type.bit_width
-    lowest, highest = float(-(2 ** (bits - 1))), float(2 ** (bits - 1) - 1)
-    sentence = _sentence("CAST_OVERFLOW", cast, source)
-
-    def convert(values: pa.Array) -> pa.Array:
-        numbers = numpy_of(values).astype(np.float64, copy=False)
-        with np.errstate(all="ignore"):
-            fits = (np.floor(numbers) <= highest) & (np.ceil(numbers) >= lowest)
-        if values.null_count:
-            fits |= numpy_of(pc.cast(values.is_null(), pa.int8())).astype(bool)
-        if not fits.all():
-            raise UserCodeFailure(sentence)
-        return _truncated(values, cast.type)
-
-    return convert
 
 
 def _truncated(values: pa.Array, target: pa.DataType) -> pa.Array:
@@ -150,10 +179,6 @@ def _from_boolean(cast: Cast) -> tuple[Convert, bool]:
 
 
 def _from_string(cast: Cast) -> tuple[Convert, bool]:
-    if pa.types.is_integer(cast.type):
-        return _string_to_integer(cast), cast.ansi
-    if pa.types.is_boolean(cast.type):
-        return _string_to_boolean(cast), cast.ansi
     if cast.type == pa.binary():
         return lambda values: pc.cast(values, pa.binary()), False
     raise _refusal(cast, pa.string())
@@ -175,26 +200,16 @@ def _string_to_integer(cast: Cast) -> Convert:
         text = _where(pc.less_equal(pc.binary_length(text), _MOST_DIGITS), text)
         numbers = pc.cast(text, pa.decimal128(38, 0))
         fits = pc.and_(pc.less_equal(numbers, limit), pc.greater_equal(numbers, lowest))
-        return _checked_input(pc.cast(_where(fits, numbers), cast.type), values, cast)
+        return pc.cast(_where(fits, numbers), cast.type)
 
     return convert
 
 
-def _string_to_boolean(cast: Cast) -> Convert:
-    def convert(values: pa.Array) -> pa.Array:
-        text = pc.ascii_lower(pc.ascii_trim(values, characters=_BLANKS))
-        is_true = pc.is_in(text, value_set=_TRUE_WORDS)
-        known = pc.or_(is_true, pc.is_in(text, value_set=_FALSE_WORDS))
-        return _checked_input(_where(known, is_true), values, cast)
-
-    return convert
-
-
-def _checked_input(result: pa.Array, values: pa.Array, cast: Cast) -> pa.Array:
-    if cast.ansi and result.null_count > values.null_count:
-        bad = values.filter(pc.and_(result.is_null(), values.is_valid()))[0].as_py()
-        raise UserCodeFailure(f"{_sentence('CAST_INVALID_INPUT', cast, pa.string())} One of them is {bad!r}.")
-    return result
+def _string_to_boolean(values: pa.Array) -> pa.Array:
+    text = pc.ascii_lower(pc.ascii_trim(values, characters=_BLANKS))
+    is_true = pc.is_in(text, value_set=_TRUE_WORDS)
+    known = pc.or_(is_true, pc.is_in(text, value_set=_FALSE_WORDS))
+    return _where(known, is_true)
 
 
 def _where(mask: pa.Array, values: pa.Array) -> pa.Array:
@@ -205,16 +220,10 @@ def _from_time(cast: Cast, source: pa.DataType) -> tuple[Convert, bool]:
     target = cast.type
     if source == _TIMESTAMP and target == pa.int64():
         return _timestamp_to_seconds, False
-    if cast.zone not in _UTC_ZONES:
+    conversion = between_times(cast, source)
+    if conversion is None:
         raise _refusal(cast, source)
-    both = {_TIMESTAMP, _TIMESTAMP_NTZ}
-    if source in both and target in both:
-        return lambda values: values.view(target), False
-    if source in both and target == pa.date32():
-        return _timestamp_to_date, False
-    if source == pa.date32() and target in both:
-        return lambda values: _date_to_timestamp(values, cast), True
-    raise _refusal(cast, source)
+    return conversion
 
 
 def _seconds_to_timestamp(values: pa.Array) -> pa.Array:
@@ -232,27 +241,8 @@ def _timestamp_to_seconds(values: pa.Array) -> pa.Array:
     return array_of(np.floor_divide(numpy_of(values), _MICROS_PER_S), pa.int64(), nulls_of=values)
 
 
-def _timestamp_to_date(values: pa.Array) -> pa.Array:
-    days = np.floor_divide(numpy_of(values), _MICROS_PER_DAY).astype(np.int32)
-    return array_of(days, pa.date32(), nulls_of=values)
-
-
-def _date_to_timestamp(values: pa.Array, cast: Cast) -> pa.Array:
-    days = numpy_of(values).astype(np.int64)
-    furthest = constant(np.iinfo(np.int64).max // _MICROS_PER_DAY, pa.int64())
-    if any_true(pc.greater(pc.abs(pc.cast(values.view(pa.int32()), pa.int64())), furthest)):
-        raise UserCodeFailure(_sentence("CAST_OVERFLOW", cast, pa.date32()))
-    return array_of(days * _MICROS_PER_DAY, cast.type, nulls_of=values)
-
-
-def _is_wider(target: pa.DataType, source: pa.DataType) -> bool:
-    whole, fraction = target.precision - target.scale, target.scale
-    return bool(whole >= source.precision - source.scale and fraction >= source.scale)
-
-
-def _sentence(error: str, cast: Cast, source: pa.DataType) -> str:
-    advice = "filter or guard such rows, or use try_cast in a batch step before"
-    return f"[{error}] A {source} does not fit {cast.type}: {advice}."
+def _timestamp_to_double(values: pa.Array) -> pa.Array:
+    return array_of(numpy_of(values).astype(np.int64) / float(_MICROS_PER_S), pa.float64(), nulls_of=values)
 
 
 def _refusal(cast: Cast, source: pa.DataType) -> Exception:

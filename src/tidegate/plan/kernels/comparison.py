@@ -16,7 +16,7 @@ Compare = Callable[[Value, Value], Value]
 
 def build_comparison(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     left, right = arguments
-    apply = _comparison(call, left.type, right.type)
+    apply = comparison_of(call.function, left.type, right.type)
 
     def run(rows: pa.RecordBatch) -> Value:
         first = left.run(rows)
@@ -38,23 +38,23 @@ def build_null_safe_equal(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 
 def equality(call: Call, left: pa.DataType, right: pa.DataType) -> Compare:
-    _require_comparable(call, left, right)
+    _require_comparable(call.function, left, right)
     if pa.types.is_nested(left):
         return partial(compare_nested, "EqualTo")
     return _equal_floats if pa.types.is_floating(left) else pc.equal
 
 
-def _comparison(call: Call, left: pa.DataType, right: pa.DataType) -> Compare:
-    _require_comparable(call, left, right)
+def comparison_of(function: str, left: pa.DataType, right: pa.DataType) -> Compare:
+    _require_comparable(function, left, right)
     if pa.types.is_nested(left):
-        return partial(compare_nested, call.function)
-    ordinary, floating = _COMPARISONS[call.function]
+        return partial(compare_nested, function)
+    ordinary, floating = _COMPARISONS[function]
     return floating if pa.types.is_floating(left) else ordinary
 
 
-def _require_comparable(call: Call, left: pa.DataType, right: pa.DataType) -> None:
+def _require_comparable(function: str, left: pa.DataType, right: pa.DataType) -> None:
     if left != right or not is_orderable(left):
-        raise unsupported(call.function, left, right)
+        raise unsupported(function, left, right)
 
 
 def _equal_floats(left: Value, right: Value) -> Value:

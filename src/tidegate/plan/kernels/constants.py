@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 def constant(value: Any, type_: pa.DataType) -> pa.Scalar:
-    """Times are given as the integers that Arrow stores: days, or units since the epoch."""
+    """Times are given as the integers that Arrow stores: days, or units since the epoch; intervals as their parts."""
     return _single(value, type_)[0]
 
 
@@ -58,8 +58,9 @@ def _fixed_bytes(value: Any, type_: pa.DataType) -> bytes:
         unscaled = int("".join(map(str, digits))) * 10 ** (exponent + type_.scale)
         return int(-unscaled if _sign else unscaled).to_bytes(16, "little", signed=True)
     if pa.types.is_interval(type_):
-        # Given as months; Arrow keeps days and nanoseconds behind them.
-        return int(value).to_bytes(4, "little", signed=True) + bytes(12)
+        # Given as months, or as what Arrow keeps: months, days and nanoseconds.
+        months, days, nanos = value if isinstance(value, tuple) else (value, 0, 0)
+        return np.array([months, days], np.int32).tobytes() + np.array([nanos], np.int64).tobytes()
     if pa.types.is_floating(type_):
         return np.array([value], np.float32 if type_.bit_width == 32 else np.float64).tobytes()
     return int(value).to_bytes(type_.bit_width // 8, "little", signed=True)

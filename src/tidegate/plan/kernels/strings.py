@@ -1,4 +1,4 @@
-"""The string functions whose Arrow kernels surely agree with Java's. Case mapping does not, so it is not here."""
+"""Concatenation, lengths, and the search for a constant, as Arrow has them."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,12 +12,16 @@ from tidegate.plan.kernels.values import Kernel, Value, unsupported
 
 def build_concat(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     """Null if any part is null."""
-    if call.type != pa.string() or not arguments or any(argument.type != call.type for argument in arguments):
+    if (
+        call.type not in (pa.string(), pa.binary())
+        or not arguments
+        or any(argument.type != call.type for argument in arguments)
+    ):
         raise unsupported(call.function, *(argument.type for argument in arguments))
     # Spark evaluates parts only up to the first null: parts that may raise are not surely equal.
     if any(argument.raises for argument in arguments[1:]):
         raise unsupported(f"{call.function} with parts that may raise", call.type)
-    empty = constant("", pa.string())
+    empty = constant("", call.type)
 
     def run(rows: pa.RecordBatch) -> Value:
         return pc.binary_join_element_wise(*(argument.run(rows) for argument in arguments), empty)

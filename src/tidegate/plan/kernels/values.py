@@ -52,15 +52,16 @@ def run_where(kernel: Kernel, rows: pa.RecordBatch, mask: pa.Array) -> Value:
     if taken == 0:
         return constant(None, kernel.type)
     part = as_array(kernel.run(rows.filter(mask)), taken)
-    if pa.types.is_nested(kernel.type):
-        return _spread(part, mask)
-    return pc.replace_with_mask(pa.nulls(rows.num_rows, kernel.type), mask, part)
+    return spread(part, mask)
 
 
-def _spread(part: pa.Array, mask: pa.Array) -> pa.Array:
-    """Puts the values where `mask` is true: Arrow replaces no nested values."""
-    sources = pc.subtract(pc.cumulative_sum(pc.cast(mask, pa.int64())), constant(1, pa.int64()))
-    return part.take(pc.if_else(mask, sources, constant(None, pa.int64())))
+def spread(part: pa.Array, mask: pa.Array) -> pa.Array:
+    """The values where `mask` (which has no nulls) is true, and null elsewhere."""
+    if pa.types.is_nested(part.type) or pa.types.is_duration(part.type) or pa.types.is_interval(part.type):
+        # Arrow replaces no such values.
+        sources = pc.subtract(pc.cumulative_sum(pc.cast(mask, pa.int64())), constant(1, pa.int64()))
+        return part.take(pc.if_else(mask, sources, constant(None, pa.int64())))
+    return pc.replace_with_mask(pa.nulls(len(mask), part.type), mask, part)
 
 
 def run_if_valid(kernel: Kernel, rows: pa.RecordBatch, decided_by: Value) -> Value:
@@ -93,6 +94,12 @@ def array_of(values: npt.NDArray[np.generic], type_: pa.DataType, *, nulls_of: p
     if nulls_of.null_count == 0:
         return array
     return pc.if_else(nulls_of.is_valid(), array, constant(None, type_))
+
+
+def mask_of(flags: npt.NDArray[np.bool_]) -> pa.Array:
+    """A boolean column without nulls."""
+    packed = np.packbits(flags, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, pa.py_buffer(packed)])
 
 
 _DTYPES: dict[tuple[int, bool], type[np.generic]] = {

@@ -1,0 +1,14 @@
+"""What a file sink's writer hands to its committer, in the checkpoint."""
+
+import msgspec
+
+from tidegate.model.ids import CheckpointId
+
+
+class FileCommittable(msgspec.Struct, frozen=True):
+    """One finished file: its name in the hidden folder, and the path it gets below the sink's when it is committed."""
+
+    hidden: str
+    final: str
+    checkpoint: CheckpointId
+    rows: int

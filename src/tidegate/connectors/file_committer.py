@@ -1,0 +1,298 @@
+"""Publishes the files of committed epochs: one by one, or merged first.
+
+Without compaction a commit renames each file into the sink's folder. With it, a commit renames each file into a
+hidden folder of the query (from then on it is committed, and nobody sees it yet); once enough has gathered, the files
+are merged, and the merged file is renamed into view. So a row becomes visible once, in one rename, and no visible file
+is ever replaced or removed. Which files a merge takes and where its result goes is written down, in one rename, before
+anything of it is visible; whoever finds such a note after a crash does what it says, from any point on.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from tidegate.connectors.committable import FileCommittable
+from tidegate.connectors.sink_encodings import Encoding, sync_file
+from tidegate.model.errors import Damaged, ProtocolViolation
+from tidegate.model.ids import CheckpointId, Generation
+from tidegate.protocol.commit import CommitPermit
+from tidegate.storage.store import sync_folder
+
+# A committable rides with a few later checkpoints at most, so what merges took long ago is not asked for again.
+_REMEMBERED_MERGES = 64
+_NOTE, _DONE = ".note", ".done"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionRule:
+    """Files of committed epochs are merged up to `target_bytes`, or after `epochs` at the latest, then published."""
+
+    target_bytes: int
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlaces:
+    """`path`: where readers look. `owner` keeps apart several queries that write there."""
+
+    path: Path
+    hidden_folder: Path
+    owner: str
+
+
+class Move(msgspec.Struct, frozen=True):
+    """From a path below the hidden folder to one below the sink's."""
+
+    source: str
+    target: str
+
+
+class MergeNote(msgspec.Struct, frozen=True):
+    """`taken`: the held files whose rows are in what is moved."""
+
+    checkpoint: CheckpointId
+    moves: list[Move]
+    taken: list[str]
+
+
+class FileCommitter:
+    def __init__(
+        self, places: FilePlaces, encoding: Encoding, schema: pa.Schema, compaction: CompactionRule | None
+    ) -> None:
+        self._places = places
+        self._encoding = encoding
+        self._schema = schema
+        self._compaction = compaction
+
+    def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
+        files = _decode(committables)
+        for file in files:
+            # One prepared for a checkpoint that failed goes with a later one, never with an earlier one.
+            if file.checkpoint > permit.checkpoint:
+                raise ProtocolViolation(
+                    f"{file.final} belongs to checkpoint {file.checkpoint} and was to be committed "
+                    f"with {permit.checkpoint}."
+                )
+        self._finish_merges()
+        if self._compaction is None:
+            self._publish(files)
+            self._release(permit.checkpoint, [*self._held()])
+        else:
+            self._hold(files)
+            self._release(permit.checkpoint, self._due(permit.checkpoint))
+        self._tidy()
+
+    def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
+        kept = {committable.hidden for committable in _decode(keep)}
+        for path in self._places.hidden_folder.glob(f"{self._places.owner}-g*"):
+            if path.is_file() and path.name not in kept and _generation_of(path.name) < generation:
+                path.unlink(missing_ok=True)
+        self._finish_merges()
+        self._tidy()
+
+    def publish_held(self) -> None:
+        """The query ends in order: nobody would come to merge what it has held back."""
+        self._finish_merges()
+        held = self._held()
+        newest = max((_checkpoint_of(name) for name in held), default=CheckpointId(0))
+        self._release(newest, list(held))
+        self._tidy()
+
+    # -- without compaction
+
+    def _publish(self, files: Sequence[FileCommittable]) -> None:
+        folders: set[Path] = set()
+        for file in files:
+            target = self._places.path / file.final
+            folders |= self._move(self._places.hidden_folder / file.hidden, target, file)
+        for folder in sorted(folders | ({self._places.path} if files else set())):
+            sync_folder(folder)
+
+    # -- holding back and merging
+
+    def _hold(self, files: Sequence[FileCommittable]) -> None:
+        folders: set[Path] = set()
+        for file in files:
+            folders |= self._move(self._places.hidden_folder / file.hidden, self._held_folder / file.final, file)
+        for folder in sorted(folders):
+            sync_folder(folder)
+
+    def _move(self, source: Path, target: Path, file: FileCommittable) -> set[Path]:
+        """Renames, making folders as needed; the folders to sync."""
+        with suppress(FileNotFoundError):
+            return _rename(source, target)
+        places = (target, self._places.path / file.final, self._held_folder / file.final)
+        if not any(place.exists() for place in places) and not self._was_taken(file):
+            raise Damaged(
+                f"The prepared file {source} is missing and {target} is not there either, so {file.rows} "
+                f"rows cannot be committed: restore one of the two from a backup."
+            )
+        # Renamed by a commit that did not come to its end, perhaps not to the sync either.
+        return {target.parent} if target.exists() else set()
+
+    def _held(self) -> dict[str, int]:
+        """What is held back: by path below the held folder, with its bytes; in the order of commits."""
+        if not self._held_folder.exists():
+            return {}
+        found = [path for path in self._held_folder.rglob("*") if path.is_file()]
+        names = sorted((path.relative_to(self._held_folder).as_posix() for path in found), key=_order_of)
+        return {name: (self._held_folder / name).stat().st_size for name in names}
+
+    def _due(self, checkpoint: CheckpointId) -> list[str]:
+        """Everything of a folder whose oldest file has waited long enough; of others what fills whole files."""
+        compaction = self._compaction
+        assert compaction is not None, "files are held only where they are merged"
+        held = self._held()
+        oldest: dict[str, CheckpointId] = {}
+        for name in held:
+            oldest.setdefault(_folder_of(name), _checkpoint_of(name))
+        due = []
+        for group in self._groups(list(held)):
+            is_old = checkpoint - oldest[_folder_of(group[0])] >= compaction.epochs - 1
+            if is_old or sum(held[name] for name in group) >= compaction.target_bytes:
+                due += group
+        return due
+
+    def _release(self, checkpoint: CheckpointId, names: Sequence[str]) -> None:
+        if not names:
+            return
+        moves = [self._merged(group, checkpoint, number) for number, group in enumerate(self._groups(names))]
+        note = MergeNote(checkpoint, moves, list(names))
+        self._write_note(note, f"{checkpoint:08d}-{secrets.token_hex(4)}")
+        self._finish_merges()
+
+    def _groups(self, names: Sequence[str]) -> list[list[str]]:
+        """Files of one folder that become one: as many as it takes to reach the target."""
+        target = self._compaction.target_bytes if self._compaction is not None else 0
+        held = self._held()
+        groups: list[list[str]] = []
+        open_groups: dict[str, list[str]] = {}
+        for name in names:
+            folder = _folder_of(name)
+            if folder not in open_groups:
+                open_groups[folder] = []
+                groups.append(open_groups[folder])
+            open_groups[folder].append(name)
+            if sum(held[member] for member in open_groups[folder]) >= target:
+                del open_groups[folder]
+        return groups
+
+    def _merged(self, names: Sequence[str], checkpoint: CheckpointId, number: int) -> Move:
+        held = self._held_folder.name
+        if len(names) == 1:
+            return Move(f"{held}/{names[0]}", names[0])
+        folder, _, first = names[0].rpartition("/")
+        token = secrets.token_hex(4)
+        suffix = self._encoding.suffix
+        merging = f"{self._places.owner}-merging-{checkpoint:08d}-{number}-{token}{suffix}"
+        target = self._places.hidden_folder / merging
+        sources = [self._held_folder / name for name in names]
+        self._encoding.merge(sources, target, self._schema)
+        sync_file(target)
+        # Under the number of its first epoch, so that names tell which epochs came before.
+        final = f"{first[:13]}-to-{_checkpoint_of(names[-1]):08d}-{number}-{token}{suffix}"
+        return Move(merging, f"{folder}/{final}" if folder else final)
+
+    def _write_note(self, note: MergeNote, name: str) -> None:
+        self._notes_folder.mkdir(parents=True, exist_ok=True)
+        draft = self._notes_folder / f"{name}.draft"
+        draft.write_bytes(msgspec.json.encode(note))
+        sync_file(draft)
+        sync_folder(self._places.hidden_folder)
+        os.replace(draft, draft.with_suffix(_NOTE))
+        sync_folder(self._notes_folder)
+
+    def _finish_merges(self) -> None:
+        """Does what every note says, wherever it was interrupted, and removes what no note speaks of."""
+        for path in sorted(self._notes_folder.glob(f"*{_NOTE}")):
+            note = msgspec.json.decode(path.read_bytes(), type=MergeNote)
+            self._carry_out(note)
+            os.replace(path, path.with_suffix(_DONE))
+            sync_folder(self._notes_folder)
+        for leftover in self._places.hidden_folder.glob(f"{self._places.owner}-merging-*"):
+            leftover.unlink(missing_ok=True)
+        for draft in self._notes_folder.glob("*.draft"):
+            draft.unlink(missing_ok=True)
+        for old in sorted(self._notes_folder.glob(f"*{_DONE}"))[:-_REMEMBERED_MERGES]:
+            old.unlink(missing_ok=True)
+
+    def _carry_out(self, note: MergeNote) -> None:
+        folders: set[Path] = set()
+        for move in note.moves:
+            # Not there any more: it was moved before the crash, and may even have been taken away by its reader.
+            with suppress(FileNotFoundError):
+                folders |= _rename(self._places.hidden_folder / move.source, self._places.path / move.target)
+        for folder in sorted(folders | {self._places.path}):
+            sync_folder(folder)
+        for name in note.taken:
+            (self._held_folder / name).unlink(missing_ok=True)
+        _remove_empty_below(self._held_folder)
+
+    def _was_taken(self, file: FileCommittable) -> bool:
+        notes = sorted(self._notes_folder.glob(f"*{_DONE}"))
+        for path in notes:
+            if file.final in msgspec.json.decode(path.read_bytes(), type=MergeNote).taken:
+                return True
+        return len(notes) >= _REMEMBERED_MERGES and file.checkpoint < int(notes[0].name[:8])
+
+    # -- places
+
+    @property
+    def _held_folder(self) -> Path:
+        return self._places.hidden_folder / f"held-{self._places.owner}"
+
+    @property
+    def _notes_folder(self) -> Path:
+        return self._places.hidden_folder / f"merges-{self._places.owner}"
+
+    def _tidy(self) -> None:
+        with suppress(OSError):  # Still in use, or gone: both are fine.
+            self._places.hidden_folder.rmdir()
+
+
+def _rename(source: Path, target: Path) -> set[Path]:
+    try:
+        os.replace(source, target)
+        return {target.parent}
+    except FileNotFoundError:
+        if not source.exists() or target.parent.exists():
+            raise
+    missing = [target.parent, *(p for p in target.parent.parents if not p.exists())]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(source, target)
+    return {target.parent, *(folder.parent for folder in missing)}
+
+
+def _remove_empty_below(folder: Path) -> None:
+    if folder.exists():
+        for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+            with suppress(OSError):
+                inner.rmdir()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _decode(committables: Sequence[bytes]) -> list[FileCommittable]:
+    return [msgspec.msgpack.decode(data, type=FileCommittable) for data in committables]
+
+
+def _generation_of(hidden_name: str) -> int:
+    return int(hidden_name.split("-")[1].removeprefix("g"))
+
+
+def _checkpoint_of(final: str) -> CheckpointId:
+    return CheckpointId(int(final.rpartition("/")[2].split("-")[1]))
+
+
+def _folder_of(final: str) -> str:
+    return final.rpartition("/")[0]
+
+
+def _order_of(final: str) -> tuple[int, str]:
+    return _checkpoint_of(final), final

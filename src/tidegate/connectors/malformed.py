@@ -1,0 +1,89 @@
+"""What becomes of records that do not fit the schema: Spark's three modes, and the column that keeps them.
+
+Both text formats parse a block into `Parsed`; what the reader gives out is decided here, once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.model.errors import Damaged, OptionError
+
+
+class Mode(Enum):
+    PERMISSIVE = "permissive"
+    DROPMALFORMED = "dropmalformed"
+    FAILFAST = "failfast"
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Rows in order. `bad`: None if none is; `records` holds the text each row came from."""
+
+    columns: Sequence[pa.Array]
+    bad: pa.Array | None
+    records: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """`column` is the name of the corrupt-record column, if the query reads it."""
+
+    mode: Mode
+    column: str | None
+
+    def settle(self, parsed: Parsed, schema: pa.Schema, *, path: str) -> pa.RecordBatch:
+        """`schema`: the wanted columns, among them the corrupt-record column."""
+        if parsed.bad is not None and self.mode is Mode.FAILFAST:
+            first = parsed.records.filter(parsed.bad)[0].as_py()
+            raise Damaged(
+                f"The source file {path} has a malformed record ({_shortened(first)}) and 'mode' is FAILFAST: "
+                f"correct the file, or choose PERMISSIVE or DROPMALFORMED."
+            )
+        arrays = iter(parsed.columns)
+        columns = [self._corrupt(parsed) if field.name == self.column else next(arrays) for field in schema]
+        rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+        if parsed.bad is not None and self.mode is Mode.DROPMALFORMED:
+            return rows.filter(pc.invert(parsed.bad))
+        return rows
+
+    def _corrupt(self, parsed: Parsed) -> pa.Array:
+        if parsed.bad is None:
+            return pa.nulls(len(parsed.records), pa.string())
+        return pc.if_else(parsed.bad, parsed.records, pa.scalar(None, pa.string()))
+
+
+def joined(pieces: Sequence[Parsed]) -> Parsed:
+    if len(pieces) == 1:
+        return pieces[0]
+    columns = [pa.concat_arrays(list(arrays)) for arrays in zip(*(piece.columns for piece in pieces), strict=True)]
+    records = pa.concat_arrays([piece.records for piece in pieces])
+    if all(piece.bad is None for piece in pieces):
+        return Parsed(columns, None, records)
+    bad = [pa.array([False] * len(piece.records), pa.bool_()) if piece.bad is None else piece.bad for piece in pieces]
+    return Parsed(columns, pa.concat_arrays(bad), records)
+
+
+def either(masks: Sequence[pa.Array | None]) -> pa.Array | None:
+    found = None
+    for mask in masks:
+        if mask is not None:
+            found = mask if found is None else pc.or_(found, mask)
+    return found
+
+
+def read_mode(text: str, *, owner: str) -> Mode:
+    # Spark takes a mode that it does not know for PERMISSIVE; here it is more likely a slip.
+    try:
+        return Mode(text.strip().lower())
+    except ValueError:
+        raise OptionError(
+            f"Option 'mode' of the {owner} is {text!r}: write PERMISSIVE, DROPMALFORMED or FAILFAST."
+        ) from None
+
+
+def _shortened(record: str) -> str:
+    return repr(record if len(record) <= 100 else record[:100] + "...")

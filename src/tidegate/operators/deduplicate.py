@@ -1,0 +1,154 @@
+"""The first row of each key passes, the others are dropped.
+
+A key is forgotten as Spark forgets it: when event time has passed it, some time after its first row, or never. Must
+never touch single rows in Python, nor let a key pass twice before it is forgotten.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.model.errors import ProtocolViolation
+from tidegate.operators.columnar import Flags, KeyIndex, Slots, fixed_array, slots_array
+from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.expiry import Expiry, end_of
+from tidegate.operators.stored_rows import RowFormat
+from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, validity_of
+from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
+from tidegate.plan.physical import DeduplicateSpec
+from tidegate.state.contract import RestoredSection, Section
+
+SECTION_NAME = "deduplicate"
+
+_NEVER_US = np.iinfo(np.int64).max
+_US_PER_MS = 1000
+# Below this many forgotten keys, making the index anew costs more than it frees.
+_FEW_KEYS = 1 << 12
+
+
+class DeduplicateOperator:
+    def __init__(self, spec: DeduplicateSpec) -> None:
+        self._spec = spec
+        self._kinds = [_plain(field.type) for field in list(spec.schema)[: spec.key_count]]
+        self._index = KeyIndex(self._kinds)
+        # Keys are stored by position, as the names of a Spark plan may repeat, each with the time it is forgotten.
+        keys = [pa.field(f"key_{at}", kind) for at, kind in enumerate(self._kinds)]
+        schema = pa.schema([*keys, pa.field("forgotten_at_us", pa.int64())])
+        self._format = RowFormat(SECTION_NAME, "a deduplication", schema)
+        self._expiry = Expiry()
+        self._dead = 0
+
+    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        self._context = context
+        self._expiry.open(context)
+        for section in restored:
+            if section.name != SECTION_NAME:
+                raise ProtocolViolation(f"Section {section.name!r} is not the state of a deduplication.")
+            for stored in self._format.restored(section, context.key_groups):
+                slots = self._index.find_or_add(stored)
+                times = fixed_values_of(stored.column(self._spec.key_count))
+                self._expiry.watch(slots, times, self._index.count)
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        rows = self._in_time(rows)
+        if rows.num_rows == 0:
+            return
+        slots = self._index.find_or_add(rows)
+        nothing = np.zeros(0, dtype=np.int64)
+        self._expiry.watch(nothing, nothing, self._index.count)
+        first = _first_rows(slots, self._expiry.live[slots])
+        if len(first) == 0:
+            return
+        passing = rows if len(first) == rows.num_rows else rows.take(slots_array(first))
+        self._expiry.watch(slots[first], self._forgotten_at_us(passing), self._index.count)
+        emit(passing)
+
+    def before_barrier(self, emit: Emit) -> None:
+        pass
+
+    def end_of_input(self, emit: Emit) -> None:
+        pass
+
+    def on_idle(self, emit: Emit) -> None:
+        pass
+
+    def on_watermark(self, event_time_ms: int) -> None:
+        self._expiry.on_watermark(event_time_ms)
+
+    def fire(self, max_timers: int, emit: Emit) -> bool:
+        """Forgetting shows nowhere, and costs a look at two arrays: it is done at once."""
+        due = self._expiry.finished(lambda: self._index.hashes)
+        if len(due):
+            self._expiry.end(due)
+            self._dead += len(due)
+            if self._dead > max(_FEW_KEYS, self._index.count // 2):
+                live = np.flatnonzero(self._expiry.live)
+                self._index = self._index.kept(live)
+                self._expiry.keep(live)
+                self._dead = 0
+        return False
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        """Rows pass at once, so none of them is behind it."""
+        return event_time_ms
+
+    def next_timer_ms(self) -> int | None:
+        return None
+
+    def snapshot(self) -> list[Section]:
+        index, hashes = self._index, self._index.hashes
+        live = np.flatnonzero(self._expiry.live)
+        times = self._expiry.ends_us[live]
+
+        def read(part: slice) -> tuple[pa.RecordBatch, Hashes]:
+            # Keys and hashes never change, so they are read when encoding.
+            columns = [*index.gather(live[part]), fixed_array(pa.int64(), times[part], None)]
+            return pa.RecordBatch.from_arrays(columns, schema=self._format.schema), hashes[live[part]]
+
+        return self._format.sections(read, len(live), self._context)
+
+    def state_bytes(self) -> int:
+        return self._index.size_bytes() + self._expiry.size_bytes()
+
+    def close(self) -> None:
+        pass
+
+    def _in_time(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self._spec.event_time is None or rows.num_rows == 0:
+            return rows
+        times = end_of(rows.column(self._spec.event_time))
+        late = self._expiry.late(times, lambda: hash_rows(rows, self._spec.key_count))
+        return self._context.late_rows.dropped(rows, late)
+
+    def _forgotten_at_us(self, rows: pa.RecordBatch) -> Slots:
+        match self._spec.forget:
+            case None:
+                return np.full(rows.num_rows, _NEVER_US)
+            case ForgetByKey(key=key):
+                return end_of(rows.column(key))
+            case ForgetAfterDelay(delay_ms=delay_ms):
+                assert self._spec.event_time is not None, "the delay is that of the watermark on this column"
+                column = rows.column(self._spec.event_time)
+                valid = validity_of(column)
+                times = end_of(column)
+                # Spark reads a null time here as 0.
+                times = times if valid is None else np.where(valid, times, 0)
+                return times + delay_ms * _US_PER_MS
+            case _:
+                assert_never(self._spec.forget)
+
+
+def _first_rows(slots: Slots, is_known: Flags) -> Slots:
+    """The first row of each slot that is not known yet, in the order of the rows."""
+    unknown = np.flatnonzero(~is_known)
+    if len(unknown) == 0:
+        return unknown
+    _, at = np.unique(slots[unknown], return_index=True)
+    first: Slots = unknown[np.sort(at)]
+    return first
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,226 @@
+"""The rows that one side of a join keeps, found by the hash of their key for a whole slice at once.
+
+Rows lie in runs sorted by hash. A slice makes a run; runs of like size are merged up to a length that is still quickly
+merged, so that there are few of them and a row is moved a few times only. Rows never change: what does, whether a row
+has had a partner and whether it is still there, is a flag beside it. Must never touch single rows in Python.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.operators.columnar import (
+    FixedKeys,
+    Flags,
+    KeyColumn,
+    Slots,
+    VariableKeys,
+    fixed_array,
+    leaves_of,
+    slots_array,
+)
+from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, is_variable_width, validity_of
+
+# Bounds what is joined at once: a slice may find any number of partners.
+PAIRS_AT_ONCE: Final = 1 << 15
+# Merging is one step of the stream, and has to stay short; beyond it, the number of runs grows with the state.
+MOST_RUN_ROWS: Final = 1 << 17
+# Runs up to this size are merged whenever the next one comes, so that small slices do not make many runs.
+_SMALL_RUN_ROWS: Final = 1 << 10
+_NEVER_US: Final = int(np.iinfo(np.int64).max)
+
+
+@dataclass(slots=True)
+class Run:
+    """Rows by ascending hash. `ends_us`: when a row can find no partner any more."""
+
+    rows: pa.RecordBatch
+    hashes: Hashes
+    ends_us: npt.NDArray[np.int64]
+    has_partner: Flags
+    is_live: Flags
+    first_end_us: int = field(init=False)
+    live_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.live_count = int(np.count_nonzero(self.is_live))
+        self.find_first_end()
+
+    def remove(self, places: Slots) -> None:
+        """Rows that are there, each named once."""
+        self.is_live[places] = False
+        self.live_count -= len(places)
+
+    def find_first_end(self) -> None:
+        left = self.ends_us[self.is_live]
+        self.first_end_us = int(left.min()) if len(left) else _NEVER_US
+
+    def size_bytes(self) -> int:
+        return int(self.rows.nbytes) + self.hashes.nbytes + self.ends_us.nbytes + 2 * len(self.is_live)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Candidates with the same hash: row `probing[i]` of the slice with row `places[i]` of the run."""
+
+    run: Run
+    probing: Slots
+    places: Slots
+
+
+class RowStore:
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+    def add(self, rows: pa.RecordBatch, hashes: Hashes, ends_us: npt.NDArray[np.int64], has_partner: Flags) -> None:
+        """`hashes` ascend."""
+        if rows.num_rows:
+            self.runs.append(Run(rows, hashes, ends_us, has_partner, np.ones(len(hashes), dtype=np.bool_)))
+            self._merge_like_sizes()
+
+    def candidates(self, hashes: Hashes) -> Iterator[Pairs]:
+        """Rows that are there with the hashes asked for, a bounded number at a time; quickest if those ascend."""
+        for run in self.runs:
+            first = np.searchsorted(run.hashes, hashes, side="left")
+            hits = np.flatnonzero(run.hashes[np.minimum(first, len(run.hashes) - 1)] == hashes)
+            if len(hits) == 0:
+                continue
+            first = first[hits]
+            counts = np.searchsorted(run.hashes, hashes[hits], side="right") - first
+            ends = np.cumsum(counts)
+            for start in range(0, int(ends[-1]), PAIRS_AT_ONCE):
+                which, nth = _expanded(counts, ends, start=start, stop=min(start + PAIRS_AT_ONCE, int(ends[-1])))
+                probing, places = hits[which], first[which] + nth
+                # Asked now: handling the pairs before these may have removed some.
+                is_live = run.is_live[places]
+                if not is_live.all():
+                    probing, places = probing[is_live], places[is_live]
+                if len(places):
+                    yield Pairs(run, probing, places)
+
+    def due(self, is_due: Callable[[Run], Flags]) -> Iterator[tuple[Run, Slots]]:
+        """Rows that are there and due, by run."""
+        for run in self.runs:
+            found = np.flatnonzero(run.is_live & is_due(run))
+            if len(found):
+                yield run, found
+
+    def tidy(self) -> None:
+        """Gives back the room of removed rows, once that is most of a run."""
+        self.runs = [
+            run if 2 * run.live_count > len(run.is_live) else _kept(run) for run in self.runs if run.live_count
+        ]
+
+    def size_bytes(self) -> int:
+        return sum(run.size_bytes() for run in self.runs)
+
+    def _merge_like_sizes(self) -> None:
+        """Each run stays more than twice as long as the next, unless both are very short or too long to be merged."""
+        while len(self.runs) > 1:
+            last, before = self.runs[-1].live_count, self.runs[-2].live_count
+            if (before > 2 * last and before > _SMALL_RUN_ROWS) or before + last > MOST_RUN_ROWS:
+                return
+            second, first = self.runs.pop(), self.runs.pop()
+            self.runs.append(_merged(first, second))
+
+
+def by_hash(rows: pa.RecordBatch, key_count: int) -> tuple[pa.RecordBatch, Hashes]:
+    """The rows in the order of the hashes of their keys, and those."""
+    hashes = hash_rows(rows, key_count)
+    order = np.argsort(hashes, kind="stable")
+    return taken(rows, order), hashes[order]
+
+
+def same_keys(left: pa.RecordBatch, right: pa.RecordBatch, key_count: int) -> Flags:
+    """Where the first columns are equal, row by row, a null to a null: a hash alone may be another key's."""
+    same = np.ones(left.num_rows, dtype=np.bool_)
+    for at in range(key_count):
+        leaves = zip(leaves_of(_plain(left.column(at))), leaves_of(_plain(right.column(at))), strict=True)
+        for one, other in leaves:
+            same &= _equal(_key_column(one), _key_column(other))
+    return same
+
+
+def has_nulls_in_keys(rows: pa.RecordBatch, key_count: int) -> Flags:
+    flags = np.zeros(rows.num_rows, dtype=np.bool_)
+    for at in range(key_count):
+        column = rows.column(at)
+        if column.null_count:
+            flags |= fixed_values_of(column.is_null()).view(np.bool_)
+    return flags
+
+
+def taken(rows: pa.RecordBatch, places: Slots) -> pa.RecordBatch:
+    return rows.take(slots_array(places))
+
+
+def true_flags(mask: pa.Array) -> Flags:
+    """Where a condition is true: neither false nor null."""
+    flags = fixed_values_of(mask).view(np.bool_)
+    valid = validity_of(mask)
+    return flags if valid is None else flags & valid
+
+
+def flags_array(flags: Flags) -> pa.Array:
+    return fixed_array(pa.bool_(), flags, None)
+
+
+def _expanded(counts: Slots, ends: Slots, *, start: int, stop: int) -> tuple[Slots, Slots]:
+    """Of pairs numbered through, those from `start` to `stop`: for each its row, and the how manieth of that row."""
+    low = int(np.searchsorted(ends, start, side="right"))
+    high = int(np.searchsorted(ends, stop, side="left")) + 1
+    before = ends[low:high] - counts[low:high]
+    which = np.repeat(np.arange(low, high), np.minimum(ends[low:high], stop) - np.maximum(before, start))
+    return which, np.arange(start, stop) - before[which - low]
+
+
+def _merged(first: Run, second: Run) -> Run:
+    live = np.concatenate([first.is_live, second.is_live])
+    hashes = np.concatenate([first.hashes, second.hashes])
+    order = np.argsort(hashes, kind="stable")
+    order = order[live[order]]
+    return Run(
+        rows=taken(pa.concat_batches([first.rows, second.rows]), order),
+        hashes=hashes[order],
+        ends_us=np.concatenate([first.ends_us, second.ends_us])[order],
+        has_partner=np.concatenate([first.has_partner, second.has_partner])[order],
+        is_live=np.ones(len(order), dtype=np.bool_),
+    )
+
+
+def _kept(run: Run) -> Run:
+    live = np.flatnonzero(run.is_live)
+    return Run(
+        rows=taken(run.rows, live),
+        hashes=run.hashes[live],
+        ends_us=run.ends_us[live],
+        has_partner=run.has_partner[live],
+        is_live=np.ones(len(live), dtype=np.bool_),
+    )
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _key_column(leaf: pa.Array) -> KeyColumn:
+    keys = VariableKeys(leaf.type) if is_variable_width(leaf.type) else FixedKeys(leaf.type)
+    return keys.read(leaf)
+
+
+def _equal(one: KeyColumn, other: KeyColumn) -> Flags:
+    if isinstance(one.values, np.ndarray):
+        same: Flags = one.values == other.values
+        same = same if same.ndim == 1 else np.logical_and(same[:, 0], same[:, 1])
+    else:
+        same = fixed_values_of(pc.equal(one.values, other.values)).view(np.bool_)
+    if one.valid is None and other.valid is None:
+        return same
+    one_valid = True if one.valid is None else one.valid
+    other_valid = True if other.valid is None else other.valid
+    return same & np.equal(one_valid, other_valid)

@@ -1,0 +1,83 @@
+"""Rows in a snapshot: Arrow streams of bounded size, each row with its key group, so that any new owner finds its own.
+
+Must never change what it was given: sections are encoded after the operator has gone on.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint
+from tidegate.model.ids import KeyGroupRange
+from tidegate.operators.columnar import fixed_array, slots_array
+from tidegate.operators.contract import TaskContext
+from tidegate.plan.key_groups import Hashes, fixed_values_of, key_group_of
+from tidegate.state.contract import RestoredSection, Section
+
+# A section is encoded between two steps of the stream; this many rows take a few ms.
+SECTION_ROWS: Final = 1 << 16
+
+_KEY_GROUP_COLUMN = "key_group"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """`noun`: what the rows are of, for messages."""
+
+    name: str
+    noun: str
+    schema: pa.Schema
+
+    def sections(
+        self, read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], row_count: int, context: TaskContext
+    ) -> list[Section]:
+        """`read` gives a range of the rows as they are now, with the hashes of their keys, whenever it is called."""
+        parts = [slice(at, min(at + SECTION_ROWS, row_count)) for at in range(0, row_count, SECTION_ROWS)]
+        encode = partial(_encoded, read, _with_key_group(self.schema), context.max_parallelism)
+        return [Section(self.name, context.key_groups, partial(encode, part)) for part in parts]
+
+    def restored(self, section: RestoredSection, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """The rows of those key groups."""
+        expected = _with_key_group(self.schema)
+        try:
+            with pa.ipc.open_stream(section.data) as stream:
+                if stream.schema != expected:
+                    raise IncompatibleCheckpoint(
+                        f"The checkpoint holds {self.noun} of ({_described(stream.schema)}), this query has one of "
+                        f"({_described(expected)}): start with a new checkpointLocation, or with the query it was."
+                    )
+                for stored in stream:
+                    own = _of_range(stored, key_groups)
+                    if own.num_rows:
+                        yield own.select(range(len(self.schema)))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise Damaged(f"The state of {self.noun} cannot be read ({error}): restore an older checkpoint.") from error
+
+
+def _encoded(
+    read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], schema: pa.Schema, max_parallelism: int, part: slice
+) -> memoryview:
+    rows, hashes = read(part)
+    key_groups = fixed_array(pa.uint16(), key_group_of(hashes, max_parallelism), None)
+    target = pa.BufferOutputStream()
+    with pa.ipc.new_stream(target, schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays([*rows.columns, key_groups], schema=schema))
+    return memoryview(target.getvalue())
+
+
+def _with_key_group(schema: pa.Schema) -> pa.Schema:
+    return schema.append(pa.field(_KEY_GROUP_COLUMN, pa.uint16()))
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _of_range(stored: pa.RecordBatch, key_groups: KeyGroupRange) -> pa.RecordBatch:
+    found = fixed_values_of(stored.column(stored.num_columns - 1))
+    own = (found >= key_groups.first) & (found < key_groups.last)
+    return stored if own.all() else stored.take(slots_array(np.flatnonzero(own)))

@@ -1,0 +1,248 @@
+"""Files of text: Tidegate's rows are those of Spark's own reader, and Spark reads what the sinks wrote."""
+
+import gzip
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import tidegate as tg
+from tidegate.model.errors import OptionError, UserError
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = (
+    "a long, i int, by byte, s string, d double, f float, b boolean, ts timestamp, dt date, dec decimal(10,2), "
+    "_corrupt_record string"
+)
+WORDS = [
+    "1", "-1", "0", "127", "200", "2147483648", "99999999999999999999", "1.0", "1.5", "1e2", "-0", "0.1", "1e400",
+    "1.005", "true", "False", "null", "NaN", "Infinity", "-Inf", "x", "2024-01-02", "2024-01-02T03:04:05",
+    "2024-01-02 03:04:05.123456", "2024-01-02T03:04:05.1234567Z", "2024-1-2", "2024-02-30", "1,000.5", " 1 ", "",
+    "2024-01-02T03:04:05+01:00", "2024-01-02T03:04:05 Europe/Paris", "12345-01-02", "123", "2024-01-02T",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_query_survives_its_test() -> Iterator[None]:
+    yield
+    for query in tg.queries():
+        query.stop()
+
+
+def run(df: DataFrame, folder: Path, format_: str = "parquet", **options: Any) -> None:
+    """Everything that is there, into `folder/out`."""
+    writer = tg.writeStream(df).format(format_).option("parallelism", 2).option("checkpointLocation", folder / "chk")
+    writer.options(**options).trigger(availableNow=True).start(str(folder / "out")).awaitTermination(90)
+
+
+def text_of(value: Any) -> str:
+    return "nan" if value != value else repr(value)
+
+
+def rows_of(df: DataFrame) -> Counter[tuple[str, ...]]:
+    """Times as numbers: Python has no dates of the year 12345."""
+    shown = {"ts": "unix_micros(ts) ts", "dt": "unix_date(dt) dt"}
+    selected = df.selectExpr(*(shown.get(name, f"`{name}`") for name in df.columns))
+    return Counter(tuple(text_of(value) for value in row) for row in selected.collect())
+
+
+def json_line(random_: random.Random) -> str:
+    quoted = [f'"{word}"' for word in WORDS]
+    values = [*WORDS[:15], *quoted, "null", "{}", '[1, {"x":2}]', "'q'", '"\\u00e9\\ud83d\\ude00\\n"', "-INF"]
+    names = random_.sample(["a", "i", "by", "s", "d", "f", "b", "ts", "dt", "dec", "other"], random_.randint(0, 5))
+    line = "{" + ", ".join(f'"{name}": {random_.choice(values)}' for name in names) + "}"
+    return damaged(line, random_)
+
+
+def csv_line(random_: random.Random) -> str:
+    words = [f'"{word}"' if "," in word else word for word in WORDS] + ['"a,b"', '"q""r"', '"e\\"f"', '""', "é"]
+    line = ",".join(random_.choice(words) for _ in range(10))
+    return damaged(line, random_)
+
+
+def damaged(line: str, random_: random.Random) -> str:
+    at, what = random_.randrange(len(line)), random_.random()
+    if what < 0.1:
+        return line[:at] + line[at + 1 :]
+    if what < 0.2:
+        return line[:at]
+    return line + random_.choice([" x", ",", " "]) if what < 0.25 else line
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = ("\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_json_lines_of_any_kind_are_read_as_spark_reads_them(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    write_lines(tmp_path / "in" / "a.json", [json_line(random_) for _ in range(600)])
+    write_lines(tmp_path / "in" / "b.json.gz", [json_line(random_) for _ in range(50)])
+    run(spark.readStream.schema(SCHEMA).json(str(tmp_path / "in")), tmp_path)
+    expected = rows_of(spark.read.schema(SCHEMA).json(str(tmp_path / "in")))
+    assert sum(expected.values()) > 600, f"seed {seed}"
+    assert rows_of(spark.read.schema(SCHEMA).parquet(str(tmp_path / "out"))) == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize(("seed", "options"), [(1, {}), (2, {"escape": '"', "nullValue": "x", "header": "true"})])
+def test_csv_lines_of_any_kind_are_read_as_spark_reads_them(
+    spark: SparkSession, tmp_path: Path, seed: int, options: dict[str, str]
+) -> None:
+    random_ = random.Random(seed)
+    # A quote behind a quoted word is refused, so lines with one are left out.
+    lines = [line for line in (csv_line(random_) for _ in range(600)) if '"\\' not in line and '" x' not in line]
+    write_lines(tmp_path / "in" / "a.csv", ["header,line", *lines])
+    run(spark.readStream.schema(SCHEMA).options(**options).csv(str(tmp_path / "in")), tmp_path)
+    expected = rows_of(spark.read.schema(SCHEMA).options(**options).csv(str(tmp_path / "in")))
+    assert sum(expected.values()) > 400, f"seed {seed}"
+    assert rows_of(spark.read.schema(SCHEMA).parquet(str(tmp_path / "out"))) == expected, f"seed {seed}"
+
+
+def test_malformed_records_are_dropped_by_what_the_query_reads(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.csv", ["1,x,1.5", "2,y,bad", "3,z", "bad,u,2.5", "4,v,3.5,more", "5,w,4.5"])
+    for number, columns in enumerate((["a", "s", "d"], ["a"], ["s"])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        source = {"schema": "a long, s string, d double", "mode": "DROPMALFORMED"}
+        run(spark.readStream.csv(str(tmp_path / "in"), **source).select(*columns), folder)
+        expected = rows_of(spark.read.csv(str(tmp_path / "in"), **source).select(*columns))
+        assert rows_of(spark.read.parquet(str(folder / "out"))) == expected, columns
+
+
+def test_text_lines_and_partition_folders_are_read_as_spark_reads_them(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "day=2024-01-02" / "n=1" / "a.txt", ["one", "", "  two ", "é"])
+    (tmp_path / "in" / "day=2024-01-03" / "n=__HIVE_DEFAULT_PARTITION__").mkdir(parents=True)
+    (tmp_path / "in" / "day=2024-01-03" / "n=__HIVE_DEFAULT_PARTITION__" / "b.txt").write_bytes(b"r\r\nn\rlast")
+    schema = "value string, day date, n int"
+    run(spark.readStream.schema(schema).text(str(tmp_path / "in")), tmp_path)
+    expected = rows_of(spark.read.schema(schema).text(str(tmp_path / "in")).selectExpr("value", "day dt", "n"))
+    assert sum(expected.values()) == 7
+    assert rows_of(spark.read.parquet(str(tmp_path / "out")).selectExpr("value", "day dt", "n")) == expected
+
+
+ROWS = [
+    (1, "plain", 0.1, 1.5, True, datetime(2024, 1, 2, 3, 4, 5, 123456, UTC), date(2024, 1, 2), Decimal("12.50")),
+    (2, 'quote " comma , back \\ slash', float("nan"), 0.0, False, datetime(2024, 1, 2, tzinfo=UTC), None, None),
+    (3, "", float("-inf"), 1e20, None, None, date(1900, 2, 28), Decimal("-0.01")),
+    (4, None, None, None, None, None, None, None),
+    (5, " é 😀 \t end ", 1e-300, 3.25, True, datetime(1969, 12, 31, 23, 59, 59, 1000, UTC), None, Decimal("0")),
+    (6, "/=%:#{}^'", -0.0, 16777216.0, None, None, None, None),
+]
+ROW_SCHEMA = "id long, s string, d double, f float, b boolean, t timestamp, day date, dec decimal(10,2)"
+
+
+def stream_of_rows(spark: SparkSession, folder: Path) -> DataFrame:
+    frame = spark.createDataFrame(ROWS, ROW_SCHEMA)
+    frame.coalesce(1).write.parquet(str(folder))
+    return spark.readStream.schema(ROW_SCHEMA).parquet(str(folder))
+
+
+def plain(frame: DataFrame) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(text_of(value) for value in row) for row in frame.collect())
+
+
+@pytest.mark.parametrize(
+    ("format_", "options"),
+    [
+        ("json", {}),
+        ("json", {"compression": "gzip"}),
+        ("csv", {"header": "true"}),
+        ("csv", {"escape": '"', "sep": "|", "compression": "bzip2"}),
+    ],
+)
+def test_spark_reads_back_what_the_sinks_wrote(
+    spark: SparkSession, tmp_path: Path, format_: str, options: dict[str, str]
+) -> None:
+    run(stream_of_rows(spark, tmp_path / "in"), tmp_path, format_, **options)
+    reader = spark.read.schema(ROW_SCHEMA).options(**{k: v for k, v in options.items() if k != "compression"})
+    if format_ == "csv":
+        # By default Spark reads an empty string as null; a null word of its own keeps the two apart.
+        reader = reader.option("nullValue", "\x02")
+    assert plain(reader.format(format_).load(str(tmp_path / "out"))) == plain(spark.createDataFrame(ROWS, ROW_SCHEMA))
+
+
+@pytest.mark.parametrize("format_", ["parquet", "json", "csv"])
+def test_partition_folders_are_named_as_spark_names_them(spark: SparkSession, tmp_path: Path, format_: str) -> None:
+    df = stream_of_rows(spark, tmp_path / "in")
+    writer = tg.writeStream(df.select("id", "s", "t", "day")).format(format_).option("parallelism", 2)
+    writer = writer.option("checkpointLocation", tmp_path / "chk").partitionBy("s", "t", "day")
+    writer.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination(90)
+    batch = spark.createDataFrame(ROWS, ROW_SCHEMA).select("id", "s", "t", "day")
+    batch.write.format(format_).partitionBy("s", "t", "day").save(str(tmp_path / "spark"))
+    assert folders(tmp_path / "out") == folders(tmp_path / "spark")
+    schema = "id long, s string, t timestamp, day date"
+    read = [spark.read.schema(schema).format(format_).load(str(tmp_path / at)) for at in ("out", "spark")]
+    assert plain(read[0]) == plain(read[1])
+
+
+def folders(root: Path) -> set[str]:
+    files = [path for path in root.rglob("part-*") if "_tidegate" not in path.parts]
+    return {path.parent.relative_to(root).as_posix() for path in files}
+
+
+def test_a_resumed_query_goes_on_in_the_middle_of_its_files(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(3):
+        write_lines(tmp_path / "in" / f"{number}.json", [f'{{"a": {number * 100_000 + i}}}' for i in range(20_000)])
+    df = spark.readStream.schema("a long").json(str(tmp_path / "in"))
+    writer = tg.writeStream(df).format("json").option("parallelism", 2).option("checkpointLocation", tmp_path / "chk")
+    writer = writer.option("checkpoint.interval", "200ms").option("maxRowsPerSecond", 10_000)
+    query = writer.start(str(tmp_path / "out"))
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").glob("part-*")):
+        assert time.monotonic() < deadline, "nothing was committed"
+        time.sleep(0.02)
+    query.stop()
+    some = spark.read.schema("a long").json(str(tmp_path / "out")).count()
+    run(df, tmp_path, "json")
+    assert 0 < some < 60_000
+    assert rows_of(spark.read.schema("a long").json(str(tmp_path / "out"))) == rows_of(
+        spark.read.schema("a long").json(str(tmp_path / "in"))
+    )
+
+
+def test_one_reader_feeds_all_slots(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(4):
+        write_lines(tmp_path / "in" / f"{number}.txt", [f"{number} {i}" for i in range(1000)])
+    df = spark.readStream.text(str(tmp_path / "in"))
+    run(df, tmp_path, **{"source.parallelism": 1})
+    assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == rows_of(spark.read.text(str(tmp_path / "in")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"multiLine": "true"}, "multiLine"),
+        ({"encoding": "UTF-16"}, "encoding"),
+        ({"dateFormat": "dd/MM/yyyy"}, "dateFormat"),
+        ({"mode": "PERMISIVE"}, "mode"),
+        ({"comment": "#"}, "comment"),
+        ({"sep": "||"}, "sep"),
+        ({"ignoreLeadingWhiteSpace": "true"}, "ignoreLeadingWhiteSpace"),
+    ],
+)
+def test_what_would_not_be_sparks_answer_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], message: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    df = spark.readStream.schema("a long").options(**options).csv(str(tmp_path / "in"))
+    with pytest.raises(UserError, match=message):
+        run(df, tmp_path)
+
+
+def test_columns_that_a_format_cannot_write_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    df = spark.readStream.schema("a binary, d double").parquet(str(tmp_path / "in"))
+    with pytest.raises(OptionError, match="json sink does not write column 'a'"):
+        run(df, tmp_path, "json")
+    with pytest.raises(OptionError, match="partitionBy names 'd', a double"):
+        tg.writeStream(df).format("parquet").partitionBy("d").option("checkpointLocation", tmp_path / "chk").start("x")
