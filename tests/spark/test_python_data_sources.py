@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import tidegate as tg
-from tidegate.model.errors import OptionError, UnsupportedPlan, UserCodeFailure
+from tidegate.model.errors import OptionError, UserCodeFailure
 
 pytestmark = pytest.mark.spark
 
@@ -285,5 +285,5 @@ def test_a_data_source_that_cannot_stream_is_refused_by_name(spark: SparkSession
             return "id int"
 
     spark.dataSource.register(Source)
-    with pytest.raises(UnsupportedPlan, match="The data source 'no_reader' gave no stream reader"):
+    with pytest.raises(OptionError, match="The data source 'no_reader' gave no stream reader"):
         writer(spark.readStream.format("no_reader").load(), tmp_path).format("noop").start()

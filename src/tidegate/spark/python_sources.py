@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAv
 from pyspark.sql.types import StructType
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
-from tidegate.model.errors import UnsupportedPlan, UserCodeFailure
+from tidegate.model.errors import OptionError, UserCodeFailure
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.nodes import Scan
 
@@ -42,9 +42,8 @@ def read_python_relation(relation: Any, schema: pa.Schema) -> Scan:
     try:
         opener()
     except Exception as error:
-        raise UnsupportedPlan(
-            f"The data source {name!r} gave no stream reader: {type(error).__name__}: {error}"
-        ) from error
+        # Not for Spark to ingest either: it would ask the same class.
+        raise OptionError(f"The data source {name!r} gave no stream reader: {type(error).__name__}: {error}") from error
     return Scan(PYTHON, {"format": name}, schema, _dumps(opener))
 
 
