@@ -13,20 +13,24 @@ from tidegate.model.version import VERSION as __version__
 from tidegate.spark.java import prepare_environment
 
 if TYPE_CHECKING:
+    from tidegate.api.connect import connect
     from tidegate.api.nexmark import NexmarkDataSource
     from tidegate.api.query import StreamingQuery
     from tidegate.api.query import active_queries as queries
     from tidegate.api.writer import DataStreamWriter, writeStream
     from tidegate.coordinator.views import CheckpointView
+    from tidegate.spark.connected import ConnectProcessor
 
 __all__ = [
     "CheckpointView",
+    "ConnectProcessor",
     "DataStreamWriter",
     "NexmarkDataSource",
     "StreamingQuery",
     "TidegateError",
     "UserError",
     "__version__",
+    "connect",
     "queries",
     "writeStream",
 ]
@@ -36,9 +40,11 @@ prepare_environment()
 
 _HOMES = {
     "CheckpointView": ("tidegate.coordinator.views", "CheckpointView"),
+    "ConnectProcessor": ("tidegate.spark.connected", "ConnectProcessor"),
     "DataStreamWriter": ("tidegate.api.writer", "DataStreamWriter"),
     "NexmarkDataSource": ("tidegate.api.nexmark", "NexmarkDataSource"),
     "StreamingQuery": ("tidegate.api.query", "StreamingQuery"),
+    "connect": ("tidegate.api.connect", "connect"),
     "queries": ("tidegate.api.query", "active_queries"),
     "writeStream": ("tidegate.api.writer", "writeStream"),
 }

@@ -1,8 +1,10 @@
 """Every sink keeps the promises of the contract; then what each does in its own way."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors import parquet_sink
+from tidegate.connectors import parquet_sink, staged_sink
 from tidegate.connectors.console import render_table
 from tidegate.connectors.contract import Sink
 from tidegate.connectors.memory import read_memory_table
@@ -19,7 +21,7 @@ from tidegate.connectors.noop import NoopCommitter
 from tidegate.connectors.parquet_sink import ParquetCommittable
 from tidegate.connectors.registry import open_sink
 from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
-from tidegate.model.ids import Generation
+from tidegate.model.ids import CheckpointId, Generation
 from tidegate.plan import nodes
 from tidegate.testing.sink_suite import FIRST, SCHEMA, SECOND, SinkSuite, expected, make_rows, permit, prepare
 from tidegate.testing.source_suite import row_tuples
@@ -52,6 +54,51 @@ class TestMemorySink(SinkSuite):
 
     def visible_rows(self, folder: Path) -> list[tuple[Any, ...]]:
         return row_tuples(read_memory_table(str(folder)))
+
+
+class TestStagedSink(SinkSuite):
+    """With a function that is idempotent by file, as a user's is by epoch."""
+
+    def make_sink(self, folder: Path) -> Sink:
+        def take(files: Sequence[Path], epoch: CheckpointId) -> None:
+            for file in files:
+                shutil.copy(file, folder / "taken" / file.name)
+
+        (folder / "taken").mkdir(exist_ok=True)
+        sink = staged_sink.from_node(nodes.Sink("foreachBatch", {"checkpointLocation": str(folder)}, SCHEMA))
+        staged_sink.call_for_epochs(sink.folder, take)
+        return sink
+
+    def visible_rows(self, folder: Path) -> list[tuple[Any, ...]]:
+        return read_rows(folder / "taken")
+
+
+def test_staged_files_stay_until_the_next_epoch_shows_that_theirs_is_recorded(tmp_path: Path) -> None:
+    sink = TestStagedSink().make_sink(tmp_path)
+    sink.prepare_location()
+    writer, committer = sink.writer(task=FIRST, generation=Generation(1)), sink.committer()
+    folder = tmp_path / "staging" / "foreachBatch"
+    for checkpoint in (1, 2):
+        writer.write(make_rows(checkpoint, 1))
+        committer.commit(prepare(writer, checkpoint), permit(checkpoint))
+        assert len(list(folder.iterdir())) == 1
+    committer.discard_uncommitted([], Generation(2))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_staged_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    sink = TestStagedSink().open(tmp_path)
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    writer.write(make_rows(0, 3))
+    committables = prepare(writer, 1)
+    next((tmp_path / "staging" / "foreachBatch").iterdir()).unlink()
+    with pytest.raises(Damaged, match="3 rows of epoch 1 cannot be given out"):
+        sink.committer().commit(committables, permit(1))
+
+
+def test_staged_epochs_need_a_local_checkpoint_location() -> None:
+    with pytest.raises(OptionError, match="choose a local or mounted folder"):
+        sink_of("foreachBatch", checkpointLocation="s3://bucket/chk")
 
 
 def test_final_names_tell_epoch_task_and_generation(tmp_path: Path) -> None:
@@ -332,7 +379,7 @@ def test_noop_counts_committed_rows_once() -> None:
 
 
 def test_an_unknown_sink_format_is_named_with_the_nearest() -> None:
-    with pytest.raises(OptionError, match=r"'parqet' \(did you mean 'parquet'\?\).*console, memory, noop, parquet"):
+    with pytest.raises(OptionError, match=r"'parqet' \(did you mean 'parquet'\?\).*console, .*memory, noop, parquet"):
         sink_of("parqet")
 
 

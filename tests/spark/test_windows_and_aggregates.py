@@ -4,18 +4,21 @@ import datetime as dt
 import itertools
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
 from tidegate.connectors.memory import read_memory_table
-from tidegate.model.errors import UnsupportedPlan
+from tidegate.model.errors import OptionError, UnsupportedPlan
 
 pytestmark = pytest.mark.spark
 
@@ -276,3 +279,95 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(plain(each) for each in value)
     return tuple(value) if isinstance(value, list) else value
+
+
+# -- late rows, restores, modes
+
+
+def test_late_rows_are_dropped_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_times(folder / "a.parquet", [100, 200], at=1)
+    # The watermark is at 190 now: what is not after it is late.
+    write_times(folder / "b.parquet", [100, 190, 191, 195], at=2)
+    df = spark.readStream.schema("ts timestamp").parquet(str(folder)).withWatermark("ts", "10 seconds")
+    name = f"late_{next(_names)}"
+    writer = tg.writeStream(df.groupBy("ts").count()).format("memory").queryName(name).option("parallelism", 1)
+    query = writer.outputMode("update").trigger(availableNow=True).start()
+    assert query.awaitTermination(90)
+    found = plain_rows([tuple(row.values()) for row in read_memory_table(name).to_pylist()])
+    assert {(round(at.replace(tzinfo=dt.UTC).timestamp()), n) for at, n in found} == {
+        (100, 1),
+        (200, 1),
+        (191, 1),
+        (195, 1),
+    }
+    progress = query.lastProgress
+    assert progress is not None
+    assert progress["stateOperators"] == [{"operatorName": "Aggregate(count(*))", "numRowsDroppedByWatermark": 2}]
+
+
+def write_times(file: Path, seconds: list[int], *, at: int) -> None:
+    table = pa.table({"ts": pa.array([second * 1_000_000 for second in seconds], pa.timestamp("us", "UTC"))})
+    pq.write_table(table, file)
+    os.utime(file, (1_600_000_000 + at, 1_600_000_000 + at))
+
+
+def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, 20):
+            time.sleep(0.02)
+            yield batch.slice(start, 20)
+
+
+def test_windows_go_on_where_they_were_at_another_parallelism(
+    spark: SparkSession, events: Path, tmp_path: Path
+) -> None:
+    """Stopped in the middle of its input, with unaligned checkpoints, resumed with more slots: each window once."""
+
+    def counted(df: DataFrame) -> DataFrame:
+        # So patient that no row is late, whichever task goes on with which file.
+        return df.withWatermark("ts", "3 minutes").groupBy("ts", "k").agg(F.expr("count(*) n"), F.expr("sum(v) total"))
+
+    plain_df = spark.readStream.schema(SCHEMA).parquet(str(events))
+    slow_df = plain_df.mapInArrow(slowly, plain_df.schema)
+    options = {
+        "path": str(tmp_path / "out"),
+        "checkpointLocation": str(tmp_path / "chk"),
+        "checkpoint.interval": "100ms",
+        "checkpoint.unaligned": "true",
+    }
+    query = tg.writeStream(counted(slow_df)).format("parquet").options(**options).option("parallelism", 2).start()
+    deadline = time.monotonic() + 60
+    while len([c for c in query.checkpoints if c.status == "completed"]) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    read_before = sum(source["numInputRows"] for source in (query.lastProgress or {"sources": []})["sources"])
+    query.stop()
+    assert 0 < read_before < ROWS
+    resumed = tg.writeStream(counted(slow_df)).format("parquet").options(**options).option("parallelism", 3)
+    assert resumed.trigger(availableNow=True).start().awaitTermination(120)
+    found = plain_rows(spark.read.parquet(str(tmp_path / "out")).collect())
+    expected = counted(spark.read.schema(SCHEMA).parquet(str(events))).where(
+        F.expr(f"ts <= (select max(ts) - interval 3 minutes from parquet.`{events}`)")
+    )
+    assert sorted(found, key=str) == sorted(plain_rows(expected.collect()), key=str)
+
+
+def test_complete_mode_shows_one_table_also_after_a_restart_at_another_parallelism(
+    spark: SparkSession, events: Path, tmp_path: Path
+) -> None:
+    df = spark.readStream.schema(SCHEMA).parquet(str(events)).groupBy("k").count()
+    name = f"complete_{next(_names)}"
+    for parallelism in (3, 2):
+        writer = tg.writeStream(df).format("memory").queryName(name).outputMode("complete")
+        writer.option("checkpointLocation", str(tmp_path / "chk")).option("parallelism", parallelism)
+        assert writer.trigger(availableNow=True).start().awaitTermination(90)
+        found = [tuple(row.values()) for row in read_memory_table(name).to_pylist()]
+        batch = spark.read.schema(SCHEMA).parquet(str(events)).groupBy("k").count()
+        assert sorted(found, key=str) == sorted(map(tuple, batch.collect()), key=str)
+
+
+def test_files_cannot_be_written_in_complete_mode(spark: SparkSession, events: Path, tmp_path: Path) -> None:
+    counts = spark.readStream.schema(SCHEMA).parquet(str(events)).groupBy("k").count()
+    with pytest.raises(OptionError, match="parquet sink does not support output mode complete"):
+        tg.writeStream(counts).format("parquet").outputMode("complete").start(str(tmp_path / "out"))

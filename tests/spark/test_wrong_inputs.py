@@ -46,7 +46,8 @@ class Place:
     def writer(self, df: DataFrame | None = None, **options: Any) -> DataStreamWriter:
         writer = tg.writeStream(self.stream() if df is None else df).format("parquet")
         writer.option("checkpointLocation", self.folder / "deep" / "chk").option("path", self.folder / "deep" / "out")
-        return writer.trigger(availableNow=True).option("parallelism", 2).options(**options)
+        # Native: what Tidegate cannot do itself is refused, not handed to Spark.
+        return writer.trigger(availableNow=True).options(parallelism=2, ingest="native").options(**options)
 
     def files(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))

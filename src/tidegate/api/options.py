@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.connectors.staged_source import IngestMode
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms, parse_size_bytes
 from tidegate.network.address import parse_ports
@@ -103,6 +104,24 @@ OPTIONS: Mapping[str, OptionSpec] = {
             _count(1, _MOST_KEY_GROUPS),
             "key groups; fixed for the life of the state",
             "pipeline.max-parallelism",
+        ),
+        OptionSpec(
+            "engine",
+            "tidegate",
+            _choice("tidegate", "microbatch"),
+            "microbatch hands the query to Structured Streaming unchanged",
+        ),
+        OptionSpec(
+            "ingest",
+            "auto",
+            _choice("auto", "native", "spark"),
+            "who reads the sources: Tidegate, Spark with all that is stateless, or Spark where Tidegate cannot",
+        ),
+        OptionSpec(
+            "ingest.maxStaged",
+            "256MiB",
+            _size,
+            "bytes that Spark may have ingested and no checkpoint covers, before it waits",
         ),
         OptionSpec(
             "checkpoint.interval",
@@ -262,6 +281,9 @@ OPTIONS: Mapping[str, OptionSpec] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
+    engine: str
+    ingest: IngestMode
+    most_staged_bytes: int
     checkpoint_location: str | None
     parallelism: int | None
     max_parallelism: int
@@ -313,6 +335,9 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
 
     guarantee = Guarantee(read("checkpoint.mode"))
     return QueryOptions(
+        engine=read("engine"),
+        ingest=IngestMode(read("ingest")),
+        most_staged_bytes=_positive("ingest.maxStaged", read),
         checkpoint_location=read("checkpointLocation"),
         parallelism=read("parallelism"),
         max_parallelism=read("maxParallelism"),

@@ -43,6 +43,9 @@ class StreamingQuery:
         self._name = name
         self._explanation = explanation
         self._refresh: Callable[[], None] = lambda: None
+        # What stands before the sources: Spark's own queries, if they ingest for this one.
+        self._feed_all_available: Callable[[], None] = lambda: None
+        self._is_more_fed: Callable[[], bool] = lambda: False
         with _active_lock:
             _active[self._run_id] = self
         coordinator.on_finish(self._forget)
@@ -107,13 +110,19 @@ class StreamingQuery:
 
     def processAllAvailable(self) -> None:
         """Waits until all data that is there now is processed and committed."""
+        self._feed_all_available()
+        self._drain()
+        while self._is_more_fed() and not self._coordinator.wait(0):
+            self._drain()
+        self._refresh()
+        if (failure := self.exception()) is not None:
+            raise failure
+
+    def _drain(self) -> None:
         done = self._coordinator.process_all_available()
         while not done.wait(0.2):
             if self._coordinator.wait(0):
                 break
-        self._refresh()
-        if (failure := self.exception()) is not None:
-            raise failure
 
     def savepoint(self, path: "str | PathLike[str] | None" = None, *, unaligned: bool = False) -> str:
         """Takes a checkpoint that is yours: it is whole in its own folder, and only you delete it.

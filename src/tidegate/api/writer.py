@@ -6,16 +6,20 @@ import shutil
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tidegate.api.ingest import Feeds, IngestingPlan, read_ingesting, settle_staging
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
 from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
 from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.api.savepoints import SavepointPlace
+from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_sink, detach, staging_folder_of
 from tidegate.connectors.memory import read_memory_table
-from tidegate.connectors.registry import open_sink, open_source
+from tidegate.connectors.registry import open_source
+from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
+from tidegate.connectors.staged_source import IngestMode
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import OptionError, TidegateError
@@ -23,8 +27,10 @@ from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.plan.physical import JobPlan
-from tidegate.spark.catalyst import check_output_mode, read_plan
+from tidegate.spark.catalyst import check_output_mode, require_classic
+from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
+from tidegate.spark.microbatch import WriterCalls, start_micro_batches
 from tidegate.spark.session import (
     SessionFacts,
     SlotClaim,
@@ -37,7 +43,7 @@ from tidegate.storage.store import local_path, open_store
 from tidegate.worker.settings import SlotSettings
 
 # Sinks whose results end with the process may keep their checkpoints in a folder that ends with it too.
-_PASSING_SINKS = ("memory", "console", "noop")
+_PASSING_SINKS = ("memory", "console", "noop", FOREACH, FOREACH_BATCH)
 # Sinks that can show all groups anew each time.
 _REPLACING_SINKS = ("memory", "console", "noop")
 _LOOPBACK = "127.0.0.1"
@@ -52,6 +58,8 @@ class DataStreamWriter:
     def __init__(self, df: DataFrame) -> None:
         self._df = df
         self._format: str | None = None
+        self._epoch_function: ForeachBatch | Foreach | None = None
+        self._calls = WriterCalls()
         self._options: dict[str, str] = {}
         self._output_mode = "append"
         self._query_name: str | None = None
@@ -60,7 +68,8 @@ class DataStreamWriter:
     # -- PySpark's words
 
     def format(self, source: str) -> "DataStreamWriter":
-        self._format = source
+        self._format, self._epoch_function = source, None
+        self._calls = dataclasses.replace(self._calls, format=source, foreach=None, foreach_batch=None)
         return self
 
     def option(self, key: str, value: Any) -> "DataStreamWriter":
@@ -79,12 +88,13 @@ class DataStreamWriter:
         if not isinstance(outputMode, str):
             raise OptionError(f"The output mode is {outputMode!r}: write append, update or complete.")
         self._output_mode = outputMode.strip().lower()
+        self._calls.output_mode = self._output_mode
         return self
 
     def queryName(self, queryName: str) -> "DataStreamWriter":
         if not isinstance(queryName, str) or not queryName.strip():
             raise OptionError(f"The query name is {queryName!r}: write a text that is not empty.")
-        self._query_name = queryName
+        self._query_name = self._calls.query_name = queryName
         return self
 
     def trigger(
@@ -101,8 +111,10 @@ class DataStreamWriter:
             raise OptionError("trigger() takes just one of processingTime='10 seconds' and availableNow=True.")
         if availableNow:
             self._available_now = True
+            self._calls.trigger = {"availableNow": True}
         elif processingTime is not None:
             self.option("checkpoint.interval", processingTime)
+            self._calls.trigger = {"processingTime": processingTime}
         else:
             raise OptionError(
                 "Tidegate streams all the time, so it has the triggers processingTime (the checkpoint interval) and "
@@ -114,10 +126,16 @@ class DataStreamWriter:
         self._refuse("partitionBy", "write without it, and partition when you read or compact")
 
     def foreach(self, f: Any) -> "DataStreamWriter":
-        self._refuse("foreach", "use mapInArrow before the sink, or the parquet sink")
+        """Calls `f` for every row of each committed epoch, in Spark tasks."""
+        self._format, self._epoch_function = FOREACH, foreach(self._df, f)
+        self._calls = dataclasses.replace(self._calls, format=None, foreach=f, foreach_batch=None)
+        return self
 
     def foreachBatch(self, func: Any) -> "DataStreamWriter":
-        self._refuse("foreachBatch", "use the parquet sink and read its folder")
+        """Calls `func(df, batch_id)` for each committed epoch that has rows."""
+        self._format, self._epoch_function = FOREACH_BATCH, foreach_batch(self._df, func)
+        self._calls = dataclasses.replace(self._calls, format=None, foreach=None, foreach_batch=func)
+        return self
 
     def toTable(self, tableName: str, *args: Any, **kwargs: Any) -> StreamingQuery:
         self._refuse("toTable", "use .format('parquet').start(path)")
@@ -146,21 +164,29 @@ class DataStreamWriter:
         if path is not None:
             self.option("path", path)
 
-        root, own, sink = self._read()
+        require_classic(self._df)
         spark = self._df.sparkSession
+        query_options = read_options(split_options(self._options)[0], _session_options(spark))
+        if query_options.engine == "microbatch":
+            return self._start_micro_batches()
+        read, chosen = self._read(query_options.ingest)
         facts = check_session(spark)
-        query_options = read_options(own, _session_options(spark))
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"
         claim: SlotClaim | None = None
-        location, is_passing = self._location(query_options, sink)
-        absent = missing_folders([location, path_option(sink.options.items()) or location, restore_from or location])
+        is_attached = False
+        location, is_passing = self._location(query_options, chosen.sink)
+        sink = _settled(chosen.sink, location)
+        written = path_option(sink.options.items()) or staging_folder_of(sink) or location
+        absent = missing_folders([location, written, restore_from or location])
         try:
-            sink = _settled(sink, location)
             self._refuse_taken(location, name)
-            claim = claim_slots(spark, query=name, wanted=query_options.parallelism)
+            attach(sink, chosen.driver_part)
+            is_attached = True
+            spare = max(chosen.spare_cores, 1 if read.parts else 0)
+            claim = claim_slots(spark, query=name, wanted=query_options.parallelism, spare=spare)
             return self._start(
-                root,
+                chosen.root,
                 sink,
                 query_options,
                 spark,
@@ -170,40 +196,55 @@ class DataStreamWriter:
                 location=location,
                 is_passing=is_passing,
                 restore_from=restore_from,
+                ingested=read,
             )
         except BaseException:
             if claim is not None:
                 release_slots(claim)
+            if is_attached:  # else another query's part may be there
+                detach(sink)
             if is_passing:
                 shutil.rmtree(location, ignore_errors=True)
             remove_empty(absent)
             raise
 
+    def _start_micro_batches(self) -> StreamingQuery:
+        own, options = split_options(self._options)
+        location = own.pop("checkpointlocation", None)
+        own.pop("engine", None)
+        if location is not None:
+            options["checkpointLocation"] = location
+        # PySpark's own query: it has all of ours that PySpark knows, and none of what Tidegate adds.
+        return cast(StreamingQuery, start_micro_batches(self._df, self._calls, options=options, left_out=own))
+
     def explain(self, extended: bool = False) -> None:
         """Spark's plan, what Tidegate runs of it and how."""
-        root, own, sink = self._read()
-        query_options = read_options(own, _session_options(self._df.sparkSession))
+        require_classic(self._df)
+        options = read_options(split_options(self._options)[0], _session_options(self._df.sparkSession))
+        read, chosen = self._read(options.ingest)
         facts = check_session(self._df.sparkSession)
-        slots = query_options.parallelism or max(1, facts.cores - 1)
-        plan = lower(root, sink, parallelism=slots, max_parallelism=query_options.max_parallelism)
-        print(self._explanation(plan, query_options))  # noqa: T201 - as PySpark's explain does
+        slots = options.parallelism or max(1, facts.cores - 1)
+        plan = lower(chosen.root, chosen.sink, parallelism=slots, max_parallelism=options.max_parallelism)
+        print(self._explanation(plan, options, read))  # noqa: T201 - as PySpark's explain does
 
-    def _read(self) -> tuple[Node, dict[str, str], Sink]:
-        root = read_plan(self._df)
+    def _read(self, ingest: IngestMode) -> tuple[IngestingPlan, ChosenSink]:
+        read = read_ingesting(self._df, ingest)
         check_output_mode(self._df, self._output_mode)
-        own, sink_options = split_options(self._options)
+        _, sink_options = split_options(self._options)
         if self._format is None:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
         if self._format.lower() == "memory" and self._query_name:
             sink_options["queryName"] = self._query_name
-        sink = Sink(self._format.lower(), sink_options, root.schema, OutputMode(self._output_mode))
-        if sink.mode is OutputMode.COMPLETE and sink.format not in _REPLACING_SINKS:
+        mode = OutputMode(self._output_mode)
+        chosen = choose_sink(
+            self._df, read.root, format=self._format, options=sink_options, function=self._epoch_function, mode=mode
+        )
+        if mode is OutputMode.COMPLETE and chosen.sink.format not in _REPLACING_SINKS:
             raise OptionError(
-                f"The {sink.format} sink does not support output mode complete, as in Spark: "
+                f"The {chosen.sink.format} sink does not support output mode complete: "
                 f"use {', '.join(_REPLACING_SINKS)}, or outputMode('update')."
             )
-        open_sink(sink)
-        return root, own, sink
+        return read, chosen
 
     def _start(
         self,
@@ -218,8 +259,10 @@ class DataStreamWriter:
         location: str,
         is_passing: bool,
         restore_from: str | None,
+        ingested: IngestingPlan,
     ) -> StreamingQuery:
         plan = lower(root, sink, parallelism=claim.slots, max_parallelism=options.max_parallelism)
+        plan = settle_staging(plan, location)
         for vertex in plan.vertices:
             if vertex.source is not None:
                 open_source(vertex.source)
@@ -261,6 +304,17 @@ class DataStreamWriter:
         launcher = SparkLauncher(spark, claim)
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
+        coordinator.on_finish(lambda: detach(sink))
+        feeds = Feeds(
+            spark,
+            ingested.parts,
+            location=location,
+            query=name,
+            available_now=self._available_now,
+            most_staged_bytes=options.most_staged_bytes,
+        )
+        feeds.attach()
+        coordinator.on_finish(feeds.stop)
         if is_passing:
             coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
         coordinator.start()
@@ -269,16 +323,17 @@ class DataStreamWriter:
             coordinator,
             id=spec.job_id,
             name=self._query_name,
-            explanation=self._explanation(plan, options),
+            explanation=self._explanation(plan, options, ingested),
             savepoints=SavepointPlace(None if is_passing else location, options.guarantee),
         )
+        query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
         if sink.format == "memory":
             query._refresh = lambda: _show_memory_table(spark, name)
         return query
 
     # -- inside
 
-    def _explanation(self, plan: JobPlan, options: QueryOptions) -> str:
+    def _explanation(self, plan: JobPlan, options: QueryOptions, ingested: IngestingPlan) -> str:
         mode = {None: "aligned", 0.0: "unaligned"}.get(
             options.switch_after_ms, f"aligned, switching after {options.switch_after_ms} ms"
         )
@@ -287,6 +342,7 @@ class DataStreamWriter:
             [
                 "== Spark's optimised plan ==",
                 _spark_plan_text(self._df),
+                *ingested.describe(),
                 "== Tidegate runs ==",
                 describe(plan),
                 f"checkpoint every {options.checkpoints.interval_ms:.0f} ms, {mode}, {guarantee}",
@@ -322,6 +378,8 @@ class DataStreamWriter:
 
 def _settled(sink: Sink, location: str) -> Sink:
     """Options that must mean the same in every process: slots run in folders of their own."""
+    if sink.format in KNOW_THEIR_LOCATION:
+        return dataclasses.replace(sink, options={**sink.options, "checkpointLocation": location})
     if sink.format != "parquet":
         return sink
     settled = dict(sink.options)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -28,9 +28,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NothingNow:
-    """Nothing to read at present; look again after `retry_after_ms` or when splits arrive."""
+    """Nothing to read at present; look again after `retry_after_ms` or when splits arrive.
+
+    `is_behind`: rows of what was assigned are still to come, so the source is not idle.
+    """
 
     retry_after_ms: float
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,38 @@ class SourceReader(Protocol):
     def snapshot(self) -> bytes:
         """Exact positions: a reader restored from it gives just the rows that come after."""
         ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class TellsPosition(Protocol):
+    """A reader whose enumerator acts on how far it is."""
+
+    def position(self) -> bytes:
+        """Taken with `snapshot`; the enumerator hears of it once that checkpoint is committed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPositions:
+    """`positions`: of all readers of one source. `oldest_retained`: of the checkpoints that may be restored."""
+
+    checkpoint: CheckpointId
+    positions: tuple[bytes, ...]
+    oldest_retained: CheckpointId
+
+
+@runtime_checkable
+class FollowsCommits(Protocol):
+    """An enumerator that hears of commits, in their order but not of each, between two calls of `discover`."""
+
+    def on_committed(self, committed: CommittedPositions) -> None: ...
+
+
+@runtime_checkable
+class HoldsResources(Protocol):
+    """An enumerator that must be closed when its generation ends; called where `discover` is."""
 
     def close(self) -> None: ...
 

@@ -3,7 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tidegate.connectors import console, memory, noop, parquet_sink, parquet_source, rate
+from tidegate.connectors import (
+    console,
+    memory,
+    messages_sink,
+    noop,
+    parquet_sink,
+    parquet_source,
+    range_source,
+    rate,
+    staged_sink,
+    staged_source,
+)
 from tidegate.connectors.contract import Sink, Source
 from tidegate.connectors.options import nearest
 from tidegate.model.errors import OptionError
@@ -13,13 +24,18 @@ T = TypeVar("T")
 
 SOURCE_FORMATS: Mapping[str, Callable[[nodes.Scan], Source]] = {
     "parquet": parquet_source.from_scan,
+    "python": range_source.from_scan,
     "rate": rate.from_scan,
+    "staged": staged_source.from_scan,
 }
 SINK_FORMATS: Mapping[str, Callable[[nodes.Sink], Sink]] = {
     "console": console.from_node,
+    "foreach": staged_sink.from_node,
+    "foreachBatch": staged_sink.from_node,
     "memory": memory.from_node,
     "noop": noop.from_node,
     "parquet": parquet_sink.from_node,
+    "python": messages_sink.from_node,
 }
 
 
@@ -34,7 +50,7 @@ def open_sink(sink: nodes.Sink) -> Sink:
 
 
 def _find(formats: Mapping[str, T], name: str, *, what: str) -> T:
-    found = formats.get(name.lower())
+    found = next((connector for known, connector in formats.items() if known.lower() == name.lower()), None)
     if found is None:
         raise OptionError(
             f"There is no {what} for the format {name!r}{nearest(name, formats)}: "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from tidegate.connectors.contract import CommittedPositions
 from tidegate.coordinator.durable import DurableJob
 from tidegate.coordinator.history import HeldElsewhere, History, Underway, in_progress_view
 from tidegate.coordinator.job import JobSpec
@@ -13,7 +14,7 @@ from tidegate.coordinator.savepoints import Savepoints
 from tidegate.coordinator.views import CheckpointView
 from tidegate.model.clock import Clock
 from tidegate.model.errors import JobFailure, Superseded, TidegateError
-from tidegate.model.ids import CheckpointId, Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex, VertexId
 from tidegate.network.messages import (
     AbortCheckpoint,
     Acknowledge,
@@ -65,6 +66,7 @@ class Checkpointing:
     savepoints: Savepoints
     tell: Callable[[SlotIndex, ToSlot], None]
     listener: CheckpointListener
+    tell_sources: Callable[[VertexId, CommittedPositions], None] = lambda vertex, committed: None
     _underway: dict[CheckpointId, Underway] = field(default_factory=dict)
     _details: dict[CheckpointId, str] = field(default_factory=dict)
     _waiting: deque[CheckpointAction] = field(default_factory=deque)
@@ -231,14 +233,23 @@ class Checkpointing:
         self._perform(self.machine.on_committed(checkpoint, self.clock.monotonic_ms()))
         # After the slots were told what is complete: only what is under way now may still refer to what goes.
         pending = frozenset(self.machine.pending())
-        self.storing.submit(lambda: self.durable.retire(pending), self._on_retired)
+        retained: list[CheckpointId] = []
+
+        def retire() -> None:
+            self.durable.retire(pending)
+            retained.append(self.durable.oldest_retained())
+
+        self.storing.submit(retire, lambda error: self._on_retired(underway, retained, error))
         if underway.savepoint is not None:
             self.savepoints.complete(underway.savepoint, paths[0])
         self.listener.on_checkpoint_committed(checkpoint)
         if underway.savepoint is not None and underway.savepoint.afterwards is Afterwards.SUSPEND:
             self.listener.on_suspending_committed()
 
-    def _on_retired(self, error: BaseException | None) -> None:
+    def _on_retired(self, underway: Underway, retained: list[CheckpointId], error: BaseException | None) -> None:
+        if retained and not self._is_closed:
+            for vertex, positions in underway.positions().items():
+                self.tell_sources(vertex, CommittedPositions(underway.checkpoint, positions, retained[0]))
         if isinstance(error, Superseded) and not self._is_closed:
             self.listener.on_checkpointing_failed(error)
         elif error is not None:

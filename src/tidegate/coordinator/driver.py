@@ -26,6 +26,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     Damaged,
     EnvironmentProblem,
+    IncompatibleCheckpoint,
     JobFailure,
     SlotLost,
     Superseded,
@@ -254,7 +255,7 @@ class Driver:
         self._failure = failure
         self._end_generation(FailureReason.JOB_RESTARTED)
         self._move(JobEvent.FAILURE)
-        if isinstance(failure, Superseded | EnvironmentProblem | Damaged):
+        if isinstance(failure, Superseded | EnvironmentProblem | IncompatibleCheckpoint | Damaged):
             self._fail_for_good()
             return
         match self._restarts.on_failure(ran_for_ms=ran_for_ms):

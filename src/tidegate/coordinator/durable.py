@@ -280,6 +280,11 @@ class DurableJob:
         staying = [c for c in retained if c.checkpoint not in leaving]
         self._delete_unused_shared_files([*staying, *skipped_checkpoints(entries)])
 
+    def oldest_retained(self) -> CheckpointId:
+        """Of the checkpoints; what a savepoint needs is the business of its owner."""
+        retained = retained_checkpoints(self._log.entries())
+        return min((c.checkpoint for c in retained if not c.is_savepoint), default=CheckpointId(0))
+
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
         entries = self._log.read()

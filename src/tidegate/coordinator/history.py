@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
-from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex, VertexId
 from tidegate.network.messages import Acknowledge, ChannelCapture, StoredChannel, StoredElement, TaskPart
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.channel_ranges import ReceiverRange, SenderRange, find_gap
@@ -47,6 +47,11 @@ class Underway:
 
     def parts(self) -> list[TaskPart]:
         return [part for _, ack in sorted(self.acknowledged.items()) for part in ack.parts]
+
+    def positions(self) -> dict[VertexId, tuple[bytes, ...]]:
+        """Of the sources that tell one."""
+        told = [(part.task.vertex, part.position) for part in self.parts() if part.position is not None]
+        return {vertex: tuple(position for of, position in told if of == vertex) for vertex, _ in told}
 
     def task_views(self) -> tuple[TaskCheckpointView, ...]:
         for slot, ack in self.acknowledged.items():

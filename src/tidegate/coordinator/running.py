@@ -95,6 +95,7 @@ class Running:
             savepoints=self._savepoints,
             tell=self._members.tell,
             listener=self,
+            tell_sources=splits.on_committed,
         )
         self._current = checkpoints, splits
 

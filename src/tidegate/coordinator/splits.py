@@ -1,14 +1,17 @@
 """Finds the sources' splits on the driver and hands each to its reader."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidegate.connectors.contract import Assignment, SplitEnumerator
+from tidegate.connectors.contract import Assignment, CommittedPositions, FollowsCommits, HoldsResources, SplitEnumerator
 from tidegate.connectors.registry import open_source
 from tidegate.model.ids import Generation, SlotIndex, TaskId, VertexId
 from tidegate.network.messages import AssignSplits
 from tidegate.plan.physical import JobPlan
 from tidegate.worker.mailbox import Background
+
+log = logging.getLogger("tidegate")
 
 # As often as Structured Streaming looks when it is idle would load a large folder; this is soon enough for people.
 LOOK_EVERY_MS = 500.0
@@ -75,6 +78,11 @@ class Splits:
 
         self.background.submit(look, then)
 
+    def on_committed(self, vertex: VertexId, committed: CommittedPositions) -> None:
+        for source in self._sources:
+            if source.vertex == vertex and isinstance(source.enumerator, FollowsCommits) and not self._is_closed:
+                self._tell(source.enumerator, committed)
+
     def look_now(self) -> None:
         self._next_look_ms = 0.0
 
@@ -84,6 +92,17 @@ class Splits:
 
     def close(self) -> None:
         self._is_closed = True
+        for source in self._sources:
+            if isinstance(source.enumerator, HoldsResources):
+                self.background.submit(source.enumerator.close, _warn)
+
+    def _tell(self, enumerator: FollowsCommits, committed: CommittedPositions) -> None:
+        def then(error: BaseException | None) -> None:
+            if error is not None and not self._is_closed:
+                self.on_error(error)
+
+        # Where it is also asked for splits, so that it is never called from two threads.
+        self.background.submit(lambda: enumerator.on_committed(committed), then)
 
     def _hand_out(self, source: _Source, assignments: Sequence[Assignment], *, is_complete: bool) -> None:
         source.is_complete = is_complete
@@ -92,3 +111,8 @@ class Splits:
             splits = [a.split for a in assignments if a.subtask == subtask]
             if splits or is_complete:
                 self.tell(SlotIndex(subtask), AssignSplits(self.generation, source.vertex, splits, is_complete))
+
+
+def _warn(error: BaseException | None) -> None:
+    if error is not None:
+        log.warning("A source was not closed in order: %s", error)

@@ -167,7 +167,7 @@ class ChannelCapture(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TaskPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One task's part of a checkpoint, in numbers."""
+    """One task's part of a checkpoint, in numbers; `position` of a source whose enumerator follows its readers."""
 
     task: TaskId
     kind: str
@@ -179,6 +179,7 @@ class TaskPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inflight_bytes: int
     new_inflight_bytes: int
     committables: list[bytes]
+    position: bytes | None = None
 
 
 class Acknowledge(_Message, frozen=True, gc=False):

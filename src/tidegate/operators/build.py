@@ -3,10 +3,12 @@
 from typing import assert_never
 
 from tidegate.operators.contract import Operator
-from tidegate.plan.nodes import EventTimeKey
+from tidegate.plan.nodes import EventTimeKey, UdfShape
 from tidegate.plan.physical import (
     AggregateSpec,
     ConnectSpec,
+    EvalPythonSpec,
+    EventTimeColumnSpec,
     ExpandSpec,
     FilterSpec,
     GenerateSpec,
@@ -28,6 +30,14 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.map_in_arrow import MapInArrowOperator
 
             return MapInArrowOperator(spec)
+        case EvalPythonSpec():
+            from tidegate.operators.python_udf import PythonIteratorUdfOperator, PythonUdfOperator
+
+            return PythonUdfOperator(spec) if spec.shape is UdfShape.BATCH else PythonIteratorUdfOperator(spec)
+        case EventTimeColumnSpec():
+            from tidegate.operators.event_time_column import EventTimeColumnOperator
+
+            return EventTimeColumnOperator(spec)
         case AggregateSpec():
             if spec.event_time is not None and spec.event_time.key is EventTimeKey.SESSION:
                 from tidegate.operators.session_aggregate import SessionAggregateOperator

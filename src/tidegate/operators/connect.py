@@ -17,13 +17,16 @@ from tidegate.operators.contract import (
     BroadcastState,
     ConnectProcessor,
     Emit,
+    ListStateHandle,
+    MapStateHandle,
     ProcessorHandle,
     TaskContext,
     ValueStateHandle,
 )
 from tidegate.operators.keyed_user_code import HandleRows, KeyedUserCode
 from tidegate.operators.user_rows import RowsByKey, prepare_conversions
-from tidegate.plan.physical import ConnectSpec, RightSide
+from tidegate.plan.nodes import RightSide
+from tidegate.plan.physical import ConnectSpec
 from tidegate.state.contract import RestoredSection, Section
 
 
@@ -36,6 +39,17 @@ class ConnectedHandle:
 
     def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> ValueStateHandle:
         return self._keyed.value_state(name, fields, ttl_ms=ttl_ms)
+
+    def list_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> ListStateHandle:
+        return self._keyed.list_state(name, fields, ttl_ms=ttl_ms)
+
+    def map_state(
+        self, name: str, key_fields: tuple[str, ...], value_fields: tuple[str, ...], *, ttl_ms: int | None = None
+    ) -> MapStateHandle:
+        return self._keyed.map_state(name, key_fields, value_fields, ttl_ms=ttl_ms)
+
+    def delete_if_exists(self, name: str) -> None:
+        self._keyed.delete_if_exists(name)
 
     def register_timer(self, at_ms: int) -> None:
         self._keyed.register_timer(at_ms)
@@ -60,8 +74,8 @@ class ConnectOperator:
 
     def __init__(self, spec: ConnectSpec) -> None:
         self._spec = spec
-        self._left = RowsByKey(spec.left_schema, spec.left_key_count)
-        self._right = RowsByKey(spec.right_schema, spec.right_key_count)
+        self._left = RowsByKey(spec.left_schema, spec.left_key_count, time_zone=spec.time_zone)
+        self._right = RowsByKey(spec.right_schema, spec.right_key_count, time_zone=spec.time_zone)
         self._broadcast = BroadcastStates() if spec.right_side is RightSide.BROADCAST else None
         self._opened_code: KeyedUserCode | None = None
         self._opened_processor: ConnectProcessor | None = None

@@ -4,7 +4,7 @@ What the user's generators give is taken at once, while states and timers still 
 rows or output from one slice to the next.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,16 +12,20 @@ import pyarrow as pa
 
 from tidegate.model.errors import TidegateError
 from tidegate.operators.contract import Emit, TaskContext, Times
-from tidegate.operators.processor_handle import CurrentKey, KeyedHandle, open_timers
+from tidegate.operators.keyed_batches import ByKey, TakeOutput, take_tuples
+from tidegate.operators.processor_handle import KeyedHandle, open_timers
+from tidegate.operators.state_handles import CurrentKey
 from tidegate.operators.user_code import user_code_failure
-from tidegate.operators.user_rows import Key, Row, RowsByKey, batch_from_tuples
-from tidegate.plan.physical import TimeMode
+from tidegate.operators.user_rows import Key, Row
+from tidegate.plan.nodes import TimeMode
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.codec import decode, encode_key
 from tidegate.state.contract import RestoredSection, Section
 
-HandleRows: TypeAlias = Callable[[Key, Iterator[Row], Times], Iterable[Row]]
-HandleTimer: TypeAlias = Callable[[Key, int, Times], Iterable[Row]]
+# What is given and taken are tuples or batches, as the operator's `ByKey` and `TakeOutput` say.
+HandleRows: TypeAlias = Callable[[Key, Any, Times], Iterable[Any]]
+HandleTimer: TypeAlias = Callable[[Key, int, Times], Iterable[Any]]
+HandleInitial: TypeAlias = Callable[[Key, Any, Times], None]
 
 # An idle task is asked again soon; a busy one pays for a few removals with each slice, so that expired entries do not
 # pile up while it never rests.
@@ -41,10 +45,12 @@ class KeyedUserCode:
         schema: pa.Schema,
         name: str,
         calls: str,
+        take_output: TakeOutput = take_tuples,
     ) -> None:
         self._context = context
         self._time_mode = time_mode
         self._schema = schema
+        self._take_output = take_output
         self._key_name = f"key of {name}"
         self._watermark_ms = MIN_WATERMARK_MS
         self._current = CurrentKey(calls)
@@ -58,7 +64,7 @@ class KeyedUserCode:
         self.handle = KeyedHandle(self._backend, context, self._current, self._timers)
 
     def handle_by_key(
-        self, rows: pa.RecordBatch, by_key: RowsByKey, handle: HandleRows, *, called: str, emit: Emit
+        self, rows: pa.RecordBatch, by_key: ByKey, handle: HandleRows, *, called: str, emit: Emit
     ) -> None:
         now_ms = self._context.clock.wall_ms()
         output: list[Row] = []
@@ -73,26 +79,44 @@ class KeyedUserCode:
         times = Times(self._context.clock.wall_ms(), self._watermark_ms)
         return self._taken(partial(handle, (), iter(rows), times), called, None)
 
-    def fire(self, max_timers: int, by_key: RowsByKey, handle: HandleTimer, *, called: str, emit: Emit) -> bool:
+    def handle_initial(self, by_key: Iterable[tuple[int, Key, Any]], handle: HandleInitial, *, called: str) -> None:
+        """Before the first row: may change state and timers, gives nothing."""
+        now_ms = self._context.clock.wall_ms()
+        for key_group, key, rows in by_key:
+            self._current.key_group, self._current.key = key_group, encode_key(key, state=self._key_name)
+            try:
+                self.call(
+                    partial(handle, key, rows, Times(now_ms, MIN_WATERMARK_MS)), called=f"{called} for key {key!r}"
+                )
+            finally:
+                self._current.key = None
+
+    @property
+    def watermark_ms(self) -> int:
+        return self._watermark_ms
+
+    def fire(self, max_timers: int, by_key: ByKey, handle: HandleTimer, *, called: str, emit: Emit) -> bool:
         if self._timers is None:
             return False
         now_ms = self._context.clock.wall_ms()
         due_ms = self._watermark_ms if self._time_mode is TimeMode.EVENT_TIME else now_ms
         output: list[Row] = []
         for _ in range(max_timers):
-            timer = self._timers.pop_due(due_ms)
+            timer = self._timers.first_due(due_ms)
             if timer is None:
                 break
             key = by_key.as_declared(decode(timer.key))
             self._current.key_group, self._current.key = timer.key_group, timer.key
             times = Times(now_ms, self._context.floors.of(timer.key_group, self._watermark_ms))
             output += self._taken(partial(handle, key, timer.at_ms, times), called, key)
+            # Only now, as Spark does: the handler sees the timer it is called for among its key's timers.
+            self._timers.delete(timer.key_group, timer.key, timer.at_ms)
         self.emit_rows(output, called=called, emit=emit)
         return self._timers.has_due(due_ms)
 
     def emit_rows(self, output: Sequence[Row], *, called: str, emit: Emit) -> None:
         if output:
-            emit(batch_from_tuples(output, self._schema, called=called))
+            emit(self._take_output(output, self._schema, called=called))
 
     def call(self, function: Callable[[], Any], *, called: str) -> None:
         """Anything else of the user's, such as `init` and `close`."""

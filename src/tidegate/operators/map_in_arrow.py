@@ -32,7 +32,7 @@ class MapInArrowOperator(WithoutTimers):
         if rows.num_rows == 0:
             return
         if self._call is None:
-            self._call = EpochCall(self._function, name=self._spec.function_name)
+            self._call = EpochCall(self._function, name=self._spec.function_name, method=self._spec.method)
         self._emit_checked(self._call.feed(rows), emit)
 
     def before_barrier(self, emit: Emit) -> None:
@@ -68,7 +68,9 @@ class MapInArrowOperator(WithoutTimers):
 
     def _emit_checked(self, results: Sequence[Any], emit: Emit) -> None:
         for result in results:
-            batch = fit_to_schema(result, self._spec.schema, function_name=self._spec.function_name)
+            batch = fit_to_schema(
+                result, self._spec.schema, called=f"{self._spec.method} function {self._spec.function_name!r}"
+            )
             if batch.num_rows:
                 emit(batch)
 
@@ -76,9 +78,9 @@ class MapInArrowOperator(WithoutTimers):
 class EpochCall:
     """One call of the user's function, over the slices of one epoch."""
 
-    def __init__(self, function: MapFunction, *, name: str) -> None:
+    def __init__(self, function: MapFunction, *, name: str, method: str) -> None:
         self._function = function
-        self._name = name
+        self._called = f"{method} function {name!r}"
         self._slice: pa.RecordBatch | None = None
         self._has_ended = False
         self._results: list[Any] = []
@@ -116,12 +118,12 @@ class EpochCall:
         except UserCodeFailure:
             raise
         except Exception as error:
-            raise user_code_failure(error, called=f"mapInArrow function {self._name!r}") from error
+            raise user_code_failure(error, called=self._called) from error
 
     def _iterable(self, returned: Any) -> Any:
         if not hasattr(returned, "__iter__"):
             raise UserCodeFailure(
-                f"mapInArrow function {self._name!r} returned {type(returned).__name__}: "
+                f"{self._called} returned {type(returned).__name__}: "
                 "it must return an iterator of pyarrow.RecordBatch, for example by yielding them."
             )
         return returned
@@ -136,31 +138,30 @@ class EpochCall:
             yield rows
 
 
-def fit_to_schema(result: Any, schema: pa.Schema, *, function_name: str) -> pa.RecordBatch:
+def fit_to_schema(result: Any, schema: pa.Schema, *, called: str) -> pa.RecordBatch:
     """The result under the declared names. Columns count by position, whatever they are called, as in Spark."""
     if not isinstance(result, pa.RecordBatch):
         raise UserCodeFailure(
-            f"mapInArrow function {function_name!r} gave a value of type {type(result).__name__}: "
-            "it must give pyarrow.RecordBatch."
+            f"{called} gave a value of type {type(result).__name__}: it must give pyarrow.RecordBatch."
         )
     if result.num_columns == 0 and result.num_rows == 0:
         return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
     if result.num_columns != len(schema):
         raise UserCodeFailure(
-            f"mapInArrow function {function_name!r} gave {result.num_columns} columns "
+            f"{called} gave {result.num_columns} columns "
             f"({', '.join(result.schema.names)}), its declared schema has {len(schema)} ({', '.join(schema.names)})."
         )
-    columns = [_fit_column(result.column(i), field, function_name) for i, field in enumerate(schema)]
+    columns = [_fit_column(result.column(i), field, called) for i, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _fit_column(column: pa.Array, field: pa.Field, function_name: str) -> pa.Array:
+def _fit_column(column: pa.Array, field: pa.Field, called: str) -> pa.Array:
     if column.type == field.type:
         return column
     if _is_same_to_spark(found=column.type, expected=field.type):
         return column.cast(field.type)
     raise UserCodeFailure(
-        f"mapInArrow function {function_name!r} gave column {field.name!r} as {column.type}, "
+        f"{called} gave column {field.name!r} as {column.type}, "
         f"its declared schema has it as {field.type}: cast it in the function, or change the schema."
     )
 

@@ -1,71 +1,35 @@
-"""What a user's processor holds: value states and timers at the key that is being handled.
+"""What a user's processor holds: value, list and map states and timers at the key that is being handled.
 
 Must never reach state of another key, nor of any key while none is being handled.
 """
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, assert_never
+from enum import Enum
+from typing import assert_never
 
 from tidegate.model.errors import IncompatibleCheckpoint, UserCodeFailure
-from tidegate.operators.contract import TaskContext, ValueStateHandle
-from tidegate.plan.physical import TimeMode
+from tidegate.operators.contract import ListStateHandle, MapStateHandle, TaskContext, ValueStateHandle
+from tidegate.operators.state_handles import CurrentKey, ListState, MapState, ValueState
+from tidegate.plan.nodes import TimeMode
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.state.codec import decode, encode_value
 from tidegate.state.contract import KeyedState, StateBackend
+from tidegate.state.subkeys import SubkeyedState
 from tidegate.state.timers import Timers
 from tidegate.state.ttl import TTL_SUFFIX, TtlState, ttl_name
 
 _TIMERS_PREFIX = "timers/"
+_KEPT_SUFFIXES = (TTL_SUFFIX, "?list", "?map")
 _TIMER_STATES = {TimeMode.EVENT_TIME: "timers/event", TimeMode.PROCESSING_TIME: "timers/processing"}
 # Far beyond any lifetime, and added to any wall clock it still fits the 8 bytes of an expiry.
 _LONGEST_TTL_MS = 1 << 62
 
 
-@dataclass(slots=True)
-class CurrentKey:
-    """Where states and timers read and write. `calls`: the user's methods that are called for a key."""
+class StateKind(Enum):
+    """What a named state holds per key; the value ends the name it is kept under."""
 
-    calls: str
-    key_group: int = 0
-    key: bytes | None = None
-
-    def required_for(self, what: str) -> bytes:
-        if self.key is None:
-            raise UserCodeFailure(f"{what} used outside of {self.calls}, where there is no key: use it only there.")
-        return self.key
-
-
-class ValueState:
-    """`ValueStateHandle` over one keyed state, at the current key."""
-
-    def __init__(self, name: str, fields: Sequence[str], state: KeyedState, current: CurrentKey) -> None:
-        self._name = name
-        self._fields = fields
-        self._state = state
-        self._current = current
-
-    def exists(self) -> bool:
-        return self._state.get(self._current.key_group, self._key()) is not None
-
-    def get(self) -> tuple[Any, ...] | None:
-        data = self._state.get(self._current.key_group, self._key())
-        return None if data is None else decode(data)
-
-    def update(self, new_value: tuple[Any, ...]) -> None:
-        if not isinstance(new_value, tuple) or len(new_value) != len(self._fields):
-            raise UserCodeFailure(
-                f"State {self._name!r} has the fields ({', '.join(self._fields)}): update it with a tuple of "
-                f"{len(self._fields)}, not with {new_value!r}."
-            )
-        self._state.put(self._current.key_group, self._key(), encode_value(new_value, state=self._name))
-
-    def clear(self) -> None:
-        self._state.delete(self._current.key_group, self._key())
-
-    def _key(self) -> bytes:
-        return self._current.required_for(f"State {self._name!r} is")
+    VALUE = ""
+    LIST = "?list"
+    MAP = "?map"
 
 
 class KeyedHandle:
@@ -76,14 +40,35 @@ class KeyedHandle:
         self._context = context
         self._current = current
         self._timers = timers
-        self._lifetimes: dict[str, int | None] = {}
+        self._opened: dict[str, tuple[StateKind, int | None]] = {}
+        self._entries: dict[str, tuple[KeyedState, SubkeyedState]] = {}
         self.ttl_states: dict[str, TtlState] = {}
 
     def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> ValueStateHandle:
+        self._declare(name, StateKind.VALUE, ttl_ms)
+        state = self._open(name, self._backend.keyed(stored_name(name, ttl_ms)), ttl_ms)
+        return ValueState(name, fields, state, self._current)
+
+    def list_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> ListStateHandle:
+        self._declare(name, StateKind.LIST, ttl_ms)
+        return ListState(name, fields, *self._open_entries(name, StateKind.LIST, ttl_ms), self._current)
+
+    def map_state(
+        self, name: str, key_fields: tuple[str, ...], value_fields: tuple[str, ...], *, ttl_ms: int | None = None
+    ) -> MapStateHandle:
+        self._declare(name, StateKind.MAP, ttl_ms)
+        entries = self._open_entries(name, StateKind.MAP, ttl_ms)
+        return MapState(name, key_fields, value_fields, *entries, self._current)
+
+    def delete_if_exists(self, name: str) -> None:
         _check_name(name)
-        if self._lifetimes.setdefault(name, ttl_ms) != ttl_ms:
-            raise UserCodeFailure(f"State {name!r} is opened with two different TTLs: give it one.")
-        return ValueState(name, fields, self._open(name, ttl_ms), self._current)
+        if name in self._opened:
+            raise UserCodeFailure(f"State {name!r} is deleted and opened in one init: do one of both.")
+        for stored in _stored_names(name):
+            state = self._backend.keyed(stored)
+            for key_group in range(self._context.key_groups.first, self._context.key_groups.last):
+                for key, _ in state.scan(key_group):
+                    state.delete(key_group, key)
 
     def register_timer(self, at_ms: int) -> None:
         timers, key = self._timers_here("register_timer")
@@ -100,25 +85,40 @@ class KeyedHandle:
         timers, key = self._timers_here("timers")
         return timers.of(self._current.key_group, key)
 
-    def _open(self, name: str, ttl_ms: int | None) -> KeyedState:
+    def _declare(self, name: str, kind: StateKind, ttl_ms: int | None) -> None:
+        """The same name again must mean the same state, in this run and in the checkpoint."""
+        _check_name(name)
+        if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int)):
+            raise _wrong_ttl(name, ttl_ms)
+        if ttl_ms is not None and not 0 < ttl_ms <= _LONGEST_TTL_MS:
+            raise _wrong_ttl(name, ttl_ms)
+        known_kind, known_ttl_ms = self._opened.setdefault(name, (kind, ttl_ms))
+        if known_kind is not kind:
+            raise UserCodeFailure(f"State {name!r} is opened as two kinds of state: give each its own name.")
+        if known_ttl_ms != ttl_ms:
+            raise UserCodeFailure(f"State {name!r} is opened with two different TTLs: give it one.")
+        for stored in _stored_names(name):
+            if stored != stored_name(name, ttl_ms, kind) and _has_entries(self._backend, stored, self._context):
+                raise IncompatibleCheckpoint(
+                    f"State {name!r} was stored {_described(stored, name)} and is opened "
+                    f"{_described(stored_name(name, ttl_ms, kind), name)}: "
+                    f"open it as it was stored, or give it another name."
+                )
+
+    def _open(self, name: str, state: KeyedState, ttl_ms: int | None) -> KeyedState:
         if ttl_ms is None:
-            self._refuse_stored(ttl_name(name), f"State {name!r} was stored with a TTL and is opened without one")
-            return self._backend.keyed(name)
-        if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or not 0 < ttl_ms <= _LONGEST_TTL_MS:
-            raise UserCodeFailure(f"State {name!r} has a TTL of {ttl_ms!r}: give a number of milliseconds above 0.")
+            return state
         if name not in self.ttl_states:
-            self._refuse_stored(name, f"State {name!r} was stored without a TTL and is opened with one")
             self.ttl_states[name] = TtlState(
-                self._backend.keyed(ttl_name(name)),
-                ttl_ms=ttl_ms,
-                clock=self._context.clock,
-                key_groups=self._context.key_groups,
+                state, ttl_ms=ttl_ms, clock=self._context.clock, key_groups=self._context.key_groups
             )
         return self.ttl_states[name]
 
-    def _refuse_stored(self, stored_name: str, sentence: str) -> None:
-        if _has_entries(self._backend, stored_name, self._context):
-            raise IncompatibleCheckpoint(f"{sentence}: open it as it was stored, or give it another name.")
+    def _open_entries(self, name: str, kind: StateKind, ttl_ms: int | None) -> tuple[KeyedState, SubkeyedState]:
+        if name not in self._entries:
+            entries = SubkeyedState(self._backend.keyed(stored_name(name, ttl_ms, kind)), self._context.key_groups)
+            self._entries[name] = self._open(name, entries, ttl_ms), entries
+        return self._entries[name]
 
     def _timers_here(self, method: str) -> tuple[Timers, bytes]:
         if self._timers is None:
@@ -153,11 +153,29 @@ def open_timers(backend: StateBackend, context: TaskContext, time_mode: TimeMode
     return timers
 
 
+def stored_name(name: str, ttl_ms: int | None, kind: StateKind = StateKind.VALUE) -> str:
+    """Under which the state is kept: what it is made of is in the name."""
+    return name + kind.value if ttl_ms is None else ttl_name(name + kind.value)
+
+
+def _stored_names(name: str) -> list[str]:
+    return [stored_name(name, ttl_ms, kind) for kind in StateKind for ttl_ms in (None, 1)]
+
+
+def _described(stored: str, name: str) -> str:
+    kind = stored.removesuffix(TTL_SUFFIX).removeprefix(name)
+    return f"as a {StateKind(kind).name.lower()} {'with' if stored.endswith(TTL_SUFFIX) else 'without'} a TTL"
+
+
+def _wrong_ttl(name: str, ttl_ms: object) -> UserCodeFailure:
+    return UserCodeFailure(f"State {name!r} has a TTL of {ttl_ms!r}: give a number of milliseconds above 0.")
+
+
 def _check_name(name: str) -> None:
-    if name.startswith(_TIMERS_PREFIX) or name.endswith(TTL_SUFFIX):
+    if name.startswith(_TIMERS_PREFIX) or name.endswith(_KEPT_SUFFIXES):
         raise UserCodeFailure(
-            f"State {name!r} has a name that is kept for timers and TTLs: "
-            f"choose one that does not begin with {_TIMERS_PREFIX!r} nor end with {TTL_SUFFIX!r}."
+            f"State {name!r} has a name that is kept for timers, lists, maps and TTLs: "
+            f"choose one that does not begin with {_TIMERS_PREFIX!r} nor end with {', '.join(_KEPT_SUFFIXES)}."
         )
 
 

@@ -25,9 +25,12 @@ _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 class RowsByKey:
     """Cuts slices of one input, keyed by the first `key_count` columns, into the rows of each key."""
 
-    def __init__(self, schema: pa.Schema, key_count: int) -> None:
+    def __init__(self, schema: pa.Schema, key_count: int, *, time_zone: str | None = None) -> None:
+        """`time_zone`: in which instants are shown, with it; else without any, in UTC."""
         fields = [schema.field(index) for index in range(len(schema))]
+        self._time_zone = time_zone
         self.key_types = [plain_type(field.type) for field in fields[:key_count]]
+        self._declared_types = [field.type for field in fields[:key_count]]
         self.value_names = [field.name for field in fields[key_count:]]
 
     def of(self, rows: pa.RecordBatch, *, max_parallelism: int) -> Iterator[tuple[int, Key, Iterator[Row]]]:
@@ -42,7 +45,7 @@ class RowsByKey:
         counts = np.bincount(slots)[by_appearance].tolist()
         rank = np.argsort(by_appearance)
         order = np.argsort(rank[slots], kind="stable")
-        keys = _python_rows(index.gather(by_appearance), len(by_appearance))
+        keys = self._keys(index.gather(by_appearance), len(by_appearance))
         values = self.values(rows.take(slots_array(order)))
         start = 0
         for key_group, key, count in zip(key_groups, keys, counts, strict=True):
@@ -51,14 +54,26 @@ class RowsByKey:
 
     def values(self, rows: pa.RecordBatch) -> list[Row]:
         """All rows in their order, without their keys."""
-        return _python_rows(rows.columns[len(self.key_types) :], rows.num_rows)
+        return _python_rows(rows.columns[len(self.key_types) :], rows.num_rows, self._time_zone)
 
     def as_declared(self, key: Key) -> Key:
-        """A key that was read from state as rows give it: state keeps decimals without trailing zeros."""
-        return tuple(
-            _EXACT.quantize(field, Decimal(1).scaleb(-kind.scale)) if isinstance(field, Decimal) else field
-            for field, kind in zip(key, self.key_types, strict=True)
-        )
+        """A key that was read from state as rows give it: state keeps no trailing zeros, and instants in UTC."""
+        return tuple(self._field_as_declared(field, kind) for field, kind in zip(key, self.key_types, strict=True))
+
+    def _field_as_declared(self, field: Any, kind: pa.DataType) -> Any:
+        if isinstance(field, Decimal):
+            return _EXACT.quantize(field, Decimal(1).scaleb(-kind.scale))
+        if isinstance(field, datetime) and field.tzinfo is not None and self._time_zone is not None:
+            return pa.scalar(field, pa.timestamp("us", self._time_zone)).as_py()
+        return field
+
+    def _keys(self, columns: Sequence[pa.Array], count: int) -> list[Key]:
+        # The index holds plain values: an instant gets its label back before it gets its zone.
+        labelled = [
+            column.cast(pa.timestamp(kind.unit, "UTC")) if pa.types.is_timestamp(kind) and kind.tz else column
+            for column, kind in zip(columns, self._declared_types, strict=True)
+        ]
+        return _python_rows(labelled, count, self._time_zone)
 
 
 def prepare_conversions() -> None:
@@ -107,27 +122,23 @@ def _refuse_lossy(values: Sequence[Any], kind: pa.DataType) -> None:
             raise TypeError(f"{value!r} is of type {type(value).__name__}")
 
 
-def _python_rows(columns: Sequence[pa.Array], row_count: int) -> list[Row]:
+def _python_rows(columns: Sequence[pa.Array], row_count: int, time_zone: str | None) -> list[Row]:
     if not columns:
         return [()] * row_count
-    lists = [column.cast(plain_type(column.type)).to_pylist() for column in columns]
+    lists = [column.cast(plain_type(column.type, time_zone)).to_pylist() for column in columns]
     return list(zip(*lists, strict=True))
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type as it reads in Python: no dictionaries, and instants without a zone.
-
-    Spark gives a timestamp as a naive datetime in the zone of the session. That zone is taken to be UTC here, so an
-    instant of Arrow, which counts from the epoch in UTC, only loses its label.
-    """
+def plain_type(kind: pa.DataType, time_zone: str | None = None) -> pa.DataType:
+    """The type as it reads in Python: no dictionaries, and instants in the zone, or in UTC without a label."""
     if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
+        return plain_type(kind.value_type, time_zone)
     if pa.types.is_timestamp(kind):
-        return pa.timestamp(kind.unit)
+        return pa.timestamp(kind.unit, time_zone if kind.tz else None)
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(plain_type(field.type, time_zone)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type, time_zone)))
     if pa.types.is_map(kind):
-        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+        return pa.map_(plain_type(kind.key_type, time_zone), plain_type(kind.item_type, time_zone))
     return kind

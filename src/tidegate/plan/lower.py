@@ -12,6 +12,9 @@ from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
+    Connect,
+    EvalPython,
+    EventTimeColumn,
     EventTimeKey,
     EventTimeWatermark,
     Expand,
@@ -22,6 +25,7 @@ from tidegate.plan.nodes import (
     OutputMode,
     Project,
     Repartition,
+    RightSide,
     Scan,
     Sink,
     Spread,
@@ -30,9 +34,13 @@ from tidegate.plan.nodes import (
 )
 from tidegate.plan.physical import (
     FIRST_INPUT,
+    SECOND_INPUT,
     AggregateSpec,
+    BroadcastPartitioning,
     ConnectSpec,
     Edge,
+    EvalPythonSpec,
+    EventTimeColumnSpec,
     ExpandSpec,
     FilterSpec,
     ForwardPartitioning,
@@ -101,6 +109,10 @@ def operator_name(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec(function_name=name):
             return f"MapInArrow({name})"
+        case EvalPythonSpec(function_name=name):
+            return f"EvalPython({name})"
+        case EventTimeColumnSpec():
+            return "EventTimeColumn"
         case AggregateSpec(calls=calls):
             return f"Aggregate({', '.join(call.function.value for call in calls)})"
         case TransformWithStateSpec():
@@ -158,8 +170,14 @@ class _Builder:
                 return self._append(child, ProjectSpec(columns, schema))
             case Filter(child=child, condition=condition, schema=schema):
                 return self._append(child, FilterSpec(condition, schema))
-            case MapInArrow(child=child, function=function, function_name=name, schema=schema):
-                return self._append(child, MapInArrowSpec(function, name, schema))
+            case MapInArrow(child=child, function=function, function_name=name, schema=schema, method=method):
+                return self._append(child, MapInArrowSpec(function, name, schema, method))
+            case EvalPython():
+                return self._append(node.child, _eval_python(node))
+            case EventTimeColumn(child=child, column=column, schema=schema):
+                return self._append(child, EventTimeColumnSpec(column, schema))
+            case Connect():
+                return [self._connect(node)]
             case EventTimeWatermark(child=child, column=column, delay_ms=delay_ms, schema=schema):
                 return self._append(child, WatermarkSpec(column, delay_ms, schema))
             case Generate(child=child, schema=schema):
@@ -173,9 +191,9 @@ class _Builder:
                 return [self._repartition(node)]
             case Aggregate():
                 return [self._aggregate(node)]
-            case TransformWithState(child=child, key_count=key_count, processor=processor, schema=schema):
-                keyed = self.cut(self.chains(child), HashPartitioning(key_count), child.schema)
-                keyed.operators.append(TransformWithStateSpec(key_count, processor, child.schema, schema))
+            case TransformWithState():
+                keyed = self.cut(self.chains(node.child), HashPartitioning(node.key_count), node.child.schema)
+                keyed.operators.append(_transform_with_state(node))
                 return [keyed]
             case _:
                 assert_never(node)
@@ -241,6 +259,16 @@ class _Builder:
         after.operators.append(ProjectSpec(shifted, node.schema))
         return after
 
+    def _connect(self, node: Connect) -> _Chain:
+        # Without a key, rows may be handled anywhere: most of them stay where they are.
+        keyed = HashPartitioning(node.left_key_count)
+        left_way: Partitioning = keyed if node.left_key_count else PointwisePartitioning()
+        left = self.close_all(self.chains(node.left), left_way, node.left.schema, input=FIRST_INPUT)
+        is_keyed = node.right_side is RightSide.KEYED
+        right_way: Partitioning = HashPartitioning(node.right_key_count) if is_keyed else BroadcastPartitioning()
+        right = self.close_all(self.chains(node.right), right_way, node.right.schema, input=SECOND_INPUT)
+        return _Chain(inputs=left + right, operators=[_connect_spec(node)])
+
     def _aggregate(self, node: Aggregate) -> _Chain:
         if self._mode is OutputMode.APPEND and node.event_time is None:
             raise UnsupportedPlan(
@@ -273,6 +301,45 @@ class _Builder:
         name = " -> ".join(names) or "Pass"
         self.vertices.append(Vertex(vertex, name, chain.source, tuple(chain.operators), sink, chain.parallelism))
         return vertex
+
+
+def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:
+    return TransformWithStateSpec(
+        key_count=node.key_count,
+        processor=node.processor,
+        input_schema=node.child.schema,
+        schema=node.schema,
+        time_mode=node.time_mode,
+        event_column=node.event_column,
+        time_zone=node.time_zone,
+        style=node.style,
+        initial=node.initial,
+    )
+
+
+def _eval_python(node: EvalPython) -> EvalPythonSpec:
+    return EvalPythonSpec(
+        functions=node.functions,
+        function_name=node.function_name,
+        shape=node.shape,
+        arguments=node.arguments,
+        result_count=node.result_count,
+        schema=node.schema,
+    )
+
+
+def _connect_spec(node: Connect) -> ConnectSpec:
+    return ConnectSpec(
+        processor=node.processor,
+        right_side=node.right_side,
+        left_key_count=node.left_key_count,
+        right_key_count=node.right_key_count,
+        left_schema=node.left.schema,
+        right_schema=node.right.schema,
+        schema=node.schema,
+        time_mode=node.time_mode,
+        time_zone=node.time_zone,
+    )
 
 
 def _aggregate_input(node: Aggregate) -> tuple[tuple[Expression, ...], tuple[AggregateCall, ...]]:
@@ -314,6 +381,8 @@ def _details(operator: OperatorSpec) -> str:
             return f"by [{keys}]{mode} {_fields(operator.schema)}"
         case ProjectSpec() | FilterSpec() | MapInArrowSpec() | GenerateSpec() | ExpandSpec():
             return _fields(operator.schema)
+        case EvalPythonSpec() | EventTimeColumnSpec():
+            return _fields(operator.schema)
         case WatermarkSpec():
             column = operator.schema.field(operator.column).name
             return f"on {column}, {operator.delay_ms} ms behind {_fields(operator.schema)}"
@@ -332,7 +401,8 @@ def _state_shape(operator: OperatorSpec) -> str:
             return f"Aggregate keys={_key_types(operator)}{by} in={_types(operator.input_schema)} calls=[{held}]"
         case TransformWithStateSpec():
             shapes = f"in={_fields(operator.input_schema)} out={_fields(operator.schema)}"
-            return f"TransformWithState keys={_key_types(operator)} {shapes}"
+            start = "" if operator.initial is None else " with initial state"
+            return f"TransformWithState keys={_key_types(operator)} {shapes}{start}"
         case ProjectSpec():
             return "Project"
         case FilterSpec():
@@ -343,6 +413,10 @@ def _state_shape(operator: OperatorSpec) -> str:
             return "Generate"
         case ExpandSpec():
             return "Expand"
+        case EvalPythonSpec():
+            return "EvalPython"
+        case EventTimeColumnSpec():
+            return "EventTimeColumn"
         case WatermarkSpec():
             return "Watermark"
         case ConnectSpec():

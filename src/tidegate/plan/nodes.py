@@ -12,11 +12,15 @@ from tidegate.plan.expressions import Expression
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes."""
+    """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes.
+
+    `payload`: what only the spark layer can make and open, for connectors that need more than options.
+    """
 
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,32 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class MapInArrow:
-    """`function` is PySpark's pickled command; only the spark layer can open it."""
+    """`function` is PySpark's pickled command; only the spark layer can open it. `method`: by which it was given."""
 
     child: "Node"
     function: bytes
     function_name: str
+    schema: pa.Schema
+    method: str = "mapInArrow"
+
+
+class UdfShape(Enum):
+    """What a Python function is called with."""
+
+    BATCH = "batch"  # one slice, whatever it makes of its rows
+    ITERATOR = "iterator"  # the slices of an epoch, one call for all
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPython:
+    """The child's columns and `result_count` more, computed by Python functions from `arguments`."""
+
+    child: "Node"
+    functions: bytes
+    function_name: str
+    shape: UdfShape
+    arguments: tuple[Expression, ...]
+    result_count: int
     schema: pa.Schema
 
 
@@ -134,14 +159,77 @@ class Aggregate:
     event_time: EventTime | None = None
 
 
+class TimeMode(Enum):
+    """Which timers a processor may register."""
+
+    NONE = "none"
+    PROCESSING_TIME = "processing_time"
+    EVENT_TIME = "event_time"
+
+
+class RowStyle(Enum):
+    """What user code gets of its rows, and gives."""
+
+    ROWS = "rows"  # tuples
+    BATCHES = "batches"  # Arrow batches, of which the spark layer makes DataFrames
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """What every key of a stateful operator starts with: rows [key columns..., value columns...] as Arrow's stream."""
+
+    key_count: int
+    schema: pa.Schema
+    rows: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class TransformWithState:
-    """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command."""
+    """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command.
+
+    `event_column`: whose rows at or before the watermark are dropped; `time_zone`: of the instants user code sees.
+    """
 
     child: "Node"
     key_count: int
     processor: bytes
     schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
+    event_column: int | None = None
+    time_zone: str | None = None
+    style: RowStyle = RowStyle.ROWS
+    initial: InitialState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeColumn:
+    """Says which column of a stateful operator's output is event time; no row may lie before the watermark."""
+
+    child: "Node"
+    column: int
+    schema: pa.Schema
+
+
+class RightSide(Enum):
+    """How the second input of a connected operator reaches it."""
+
+    KEYED = "keyed"  # by the same key as the first: both share the key's state
+    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Rows are [key columns..., value columns...] on both sides; a broadcast right side has no keys."""
+
+    left: "Node"
+    right: "Node"
+    processor: bytes
+    right_side: RightSide
+    left_key_count: int
+    right_key_count: int
+    schema: pa.Schema
+    time_mode: TimeMode = TimeMode.NONE
+    time_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +310,11 @@ Node: TypeAlias = (
     | Project
     | Filter
     | MapInArrow
+    | EvalPython
     | Aggregate
     | TransformWithState
+    | EventTimeColumn
+    | Connect
     | EventTimeWatermark
     | Union
     | Repartition

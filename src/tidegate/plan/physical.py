@@ -1,14 +1,26 @@
 """What the slots run: vertices of chained operators, joined by edges. Built from nodes by `lower`."""
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import AggregateCall, EmptyCollections, EventTime, ExplodedAs, OutputMode, Scan, Sink
+from tidegate.plan.nodes import (
+    AggregateCall,
+    EmptyCollections,
+    EventTime,
+    ExplodedAs,
+    InitialState,
+    OutputMode,
+    RightSide,
+    RowStyle,
+    Scan,
+    Sink,
+    TimeMode,
+    UdfShape,
+)
 from tidegate.protocol.rescale import EdgeKind, EdgeShape
 
 
@@ -29,6 +41,27 @@ class MapInArrowSpec:
     function: bytes
     function_name: str
     schema: pa.Schema
+    method: str = "mapInArrow"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPythonSpec:
+    """Its input's columns and `result_count` more."""
+
+    functions: bytes
+    function_name: str
+    shape: UdfShape
+    arguments: tuple[Expression, ...]
+    result_count: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeColumnSpec:
+    """Rows pass through; one before the watermark is the user's mistake."""
+
+    column: int
+    schema: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +77,6 @@ class AggregateSpec:
     event_time: EventTime | None = None
 
 
-class TimeMode(Enum):
-    """Which timers a processor may register."""
-
-    NONE = "none"
-    PROCESSING_TIME = "processing_time"
-    EVENT_TIME = "event_time"
-
-
 @dataclass(frozen=True, slots=True)
 class TransformWithStateSpec:
     """Keyed by the first `key_count` columns of its input; the rest are the user's row."""
@@ -61,6 +86,10 @@ class TransformWithStateSpec:
     input_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    event_column: int | None = None
+    time_zone: str | None = None
+    style: RowStyle = RowStyle.ROWS
+    initial: InitialState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +99,6 @@ class WatermarkSpec:
     column: int
     delay_ms: int
     schema: pa.Schema
-
-
-class RightSide(Enum):
-    """How the second input of a connected operator reaches it."""
-
-    KEYED = "keyed"  # by the same key as the first: both share the key's state
-    BROADCAST = "broadcast"  # all of it to every subtask, where it may change broadcast state only
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +113,7 @@ class ConnectSpec:
     right_schema: pa.Schema
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
+    time_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +135,10 @@ OperatorSpec: TypeAlias = (
     ProjectSpec
     | FilterSpec
     | MapInArrowSpec
+    | EvalPythonSpec
     | AggregateSpec
     | TransformWithStateSpec
+    | EventTimeColumnSpec
     | WatermarkSpec
     | ConnectSpec
     | GenerateSpec

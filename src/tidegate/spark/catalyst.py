@@ -19,12 +19,10 @@ from tidegate.plan.nodes import (
     EventTimeWatermark,
     Expand,
     Filter,
-    MapInArrow,
     Node,
     Project,
     Repartition,
     Spread,
-    TransformWithState,
     Union,
 )
 from tidegate.spark.catalyst_aggregates import read_aggregate
@@ -32,11 +30,21 @@ from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_generators import kept_columns, read_generate, read_projections
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
+from tidegate.spark.catalyst_user_code import (
+    ReadChild,
+    ReadNode,
+    read_cogroup,
+    read_event_time_column,
+    read_group_state,
+    read_map,
+    read_transform_with_state,
+    read_udfs,
+    session_of_plan,
+)
+from tidegate.spark.ingest_plan import read_or_ingest
 from tidegate.spark.types import to_arrow_type
-from tidegate.spark.user_code import check_processor
 
 _OUTPUT_MODES = ("append", "update", "complete")
-_ROW_PROCESSOR_EVAL_TYPE = 213  # PythonEvalType.SQL_TRANSFORM_WITH_STATE_PYTHON_ROW_UDF
 # The optimiser turns these into the time of planning; in a stream they mean the time of each micro-batch.
 _CURRENT_TIME = re.compile(
     r'"class":"org\.apache\.spark\.sql\.catalyst\.expressions\.'
@@ -47,11 +55,6 @@ _ADVICE: Mapping[str, str] = {
     "Deduplicate": "keep the keys seen in a ValueState of transformWithState",
     "DeduplicateWithinWatermark": "keep the keys seen in a ValueState of transformWithState",
     "Window": "use groupBy with an aggregate function, or transformWithState",
-    "UpdateEventTimeWatermarkColumn": "remove eventTimeColumnName",
-    "MapInPandas": "use mapInArrow",
-    "BatchEvalPython": "call the Python function in mapInArrow",
-    "ArrowEvalPython": "call the Python function in mapInArrow",
-    "FlatMapGroupsInPandasWithState": "use transformWithState with a ValueState",
     "LocalRelation": "the query can have no rows, or reads a fixed table, so there is no stream to run",
     "GlobalLimit": "remove limit",
     "LocalLimit": "remove limit",
@@ -73,7 +76,7 @@ class Read:
 
 def read_plan(df: DataFrame) -> Node:
     """The plan Tidegate runs for a streaming DataFrame; raises `UnsupportedPlan` for what it does not run."""
-    _require_classic(df)
+    require_classic(df)
     if not df.isStreaming:
         raise OptionError(
             "The DataFrame is not a streaming one: read its source with spark.readStream, or use df.write for a batch."
@@ -86,12 +89,13 @@ def read_plan(df: DataFrame) -> Node:
             f"take the time in mapInArrow, or use the timestamp of the source."
         )
     optimized = df.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed)
-    return _read(plan_tree(optimized)).node
+    with session_of_plan(df.sparkSession):
+        return _read(plan_tree(optimized)).node
 
 
 def check_output_mode(df: DataFrame, output_mode: str) -> None:
     """Asks Spark whether the query may be written in this mode; raises `UnsupportedPlan` with Spark's sentence."""
-    _require_classic(df)
+    require_classic(df)
     mode = output_mode.lower()
     if mode not in _OUTPUT_MODES:
         raise OptionError(f"Output mode {output_mode!r} does not exist: use append, update or complete.")
@@ -113,7 +117,7 @@ def _sparks_sentence(refusal: Exception, mode: str) -> str:
     return words if other is None or "output mode" not in words else f"{words} Use outputMode('{other}')."
 
 
-def _require_classic(df: object) -> None:
+def require_classic(df: object) -> None:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     if isinstance(df, ClassicDataFrame):
@@ -127,6 +131,10 @@ def _require_classic(df: object) -> None:
 
 
 def _read(tree: PlanTree) -> Read:
+    return read_or_ingest(tree, _read_natively, Read)
+
+
+def _read_natively(tree: PlanTree) -> Read:
     reader = _READERS.get(tree.name)
     if reader is None:
         _refuse(tree)
@@ -159,16 +167,6 @@ def _read_filter(tree: PlanTree) -> Read:
     child = _read(tree.children[0])
     condition = read_expression(tree.expression("condition"), child.scope())
     return Read(Filter(child.node, condition, child.node.schema), child.ids)
-
-
-def _read_map_in_arrow(tree: PlanTree) -> Read:
-    child = _read(tree.children[0])
-    if tree.fields["isBarrier"]:
-        raise UnsupportedPlan("Tidegate does not run Spark's MapInArrow with barrier=True: leave barrier out.")
-    function = tree.expression("functionExpr")
-    attributes = tree.expressions("output")
-    node = MapInArrow(child.node, _command(tree), function.fields["name"], _attribute_schema(attributes))
-    return Read(node, _ids(attributes))
 
 
 def _read_watermark(tree: PlanTree) -> Read:
@@ -233,67 +231,12 @@ def _read_aggregate(tree: PlanTree) -> Read:
     return Read(read(_named_schema(outputs, read.results)), _ids(outputs))
 
 
-def _read_transform_with_state(tree: PlanTree) -> Read:
-    function = tree.expression("functionExpr")
-    _check_transform_with_state(tree, function)
-    child = _read(tree.children[0])
-    key_count = tree.fields["groupingAttributesLen"]
-    if key_count == 0:
-        raise UnsupportedPlan("Tidegate does not run Spark's TransformWithStateInPySpark without keys: use groupBy.")
-    _check_state_keys(child, key_count)
-    _require_flat(tree, child.node.schema)
-    attributes = tree.expressions("outputAttrs")
-    _require_flat(tree, _attribute_schema(attributes))
-    node = TransformWithState(child.node, key_count, _command(tree), _attribute_schema(attributes))
-    check_processor(node.processor)
-    return Read(node, _ids(attributes))
+def _user_code(reader: Callable[[PlanTree, ReadChild], ReadNode]) -> Callable[[PlanTree], Read]:
+    def read_child(tree: PlanTree) -> ReadNode:
+        child = _read(tree)
+        return child.node, child.ids
 
-
-def _check_transform_with_state(tree: PlanTree, function: ExpressionTree) -> None:
-    if tree.fields["hasInitialState"]:
-        raise UnsupportedPlan("Tidegate does not run transformWithState with an initial state: leave it out.")
-    if function.fields["evalType"] != _ROW_PROCESSOR_EVAL_TYPE:
-        raise UnsupportedPlan("Tidegate does not run transformWithStateInPandas: use transformWithState, with Rows.")
-    time_mode = str(tree.fields["timeMode"]["object"])
-    if not time_mode.endswith("NoTime$"):
-        raise UnsupportedPlan('Tidegate does not run transformWithState with timers: use timeMode "None".')
-
-
-def _check_state_keys(child: Read, key_count: int) -> None:
-    """Spark delivers [key columns..., all columns...]; each key is one of the columns the user's Row shows."""
-    data = child.ids[key_count:]
-    for key, key_id in zip(child.node.schema, child.ids[:key_count], strict=False):
-        if key_id not in data:
-            raise UnsupportedPlan(
-                f"Tidegate does not run transformWithState grouped by {key.name!r}, which is no column of its input: "
-                f"add it with withColumn before groupBy."
-            )
-        if pa.types.is_floating(key.type):
-            raise UnsupportedPlan(
-                f"Tidegate does not run transformWithState grouped by {key.name!r}, a floating point number: "
-                f"cast it to a long, a decimal or a string."
-            )
-
-
-def _require_flat(tree: PlanTree, schema: pa.Schema) -> None:
-    """Rows of user code hold plain values: a struct there would have to be a Row, a map a dict."""
-    for field in schema:
-        if pa.types.is_nested(field.type) or pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
-            raise UnsupportedPlan(
-                f"Tidegate does not run Spark's {tree.name} with column {field.name!r} of type {field.type}: "
-                f"select its parts as columns of their own before, or use mapInArrow."
-            )
-
-
-def _command(tree: PlanTree) -> bytes:
-    """PySpark's pickled (function, return type)."""
-    python_function = tree.jvm.functionExpr().func()
-    if python_function.broadcastVars().size() > 0:
-        raise UnsupportedPlan(
-            f"The Python function of Spark's {tree.name} uses a broadcast variable or carries over 1 MiB of data: "
-            f"load that data inside the function instead."
-        )
-    return bytes(python_function.command().unsafeArray())
+    return lambda tree: Read(*reader(tree, read_child))
 
 
 def _spark_class(name: str) -> Any:
@@ -332,7 +275,10 @@ _READERS: Mapping[str, Callable[[PlanTree], Read]] = {
     "StreamingRelationV2": _read_source,
     "Project": _read_project,
     "Filter": _read_filter,
-    "MapInArrow": _read_map_in_arrow,
+    "MapInArrow": _user_code(read_map),
+    "MapInPandas": _user_code(read_map),
+    "BatchEvalPython": _user_code(read_udfs),
+    "ArrowEvalPython": _user_code(read_udfs),
     "EventTimeWatermark": _read_watermark,
     "Generate": _read_generate,
     "Expand": _read_expand,
@@ -341,5 +287,8 @@ _READERS: Mapping[str, Callable[[PlanTree], Read]] = {
     "RepartitionByExpression": _read_repartition_by_expression,
     "RebalancePartitions": _read_repartition_by_expression,
     "Aggregate": _read_aggregate,
-    "TransformWithStateInPySpark": _read_transform_with_state,
+    "TransformWithStateInPySpark": _user_code(read_transform_with_state),
+    "FlatMapGroupsInPandasWithState": _user_code(read_group_state),
+    "FlatMapCoGroupsInArrow": _user_code(read_cogroup),
+    "UpdateEventTimeWatermarkColumn": _user_code(read_event_time_column),
 }

@@ -7,6 +7,7 @@ from pyspark import SparkContext
 
 from tidegate.model.errors import OptionError, UnsupportedPlan
 from tidegate.plan.nodes import Scan
+from tidegate.spark.python_sources import is_python_relation, read_python_relation
 
 _PARQUET = frozenset({"parquet", "org.apache.spark.sql.execution.datasources.parquet.parquetfileformat"})
 
@@ -27,6 +28,8 @@ def read_file_relation(relation: Any, schema: pa.Schema) -> Scan:
 def read_table_relation(relation: Any, schema: pa.Schema) -> Scan:
     """A `StreamingRelationV2`."""
     name = str(relation.sourceName())
+    if is_python_relation(relation):
+        return read_python_relation(relation, schema)
     if name != "rate":
         raise _refused_format(name)
     return Scan("rate", _lower_keys(dict(relation.extraOptions().asCaseSensitiveMap())), schema)

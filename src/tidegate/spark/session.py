@@ -40,12 +40,16 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class SlotClaim:
-    """The right to occupy `slots` cores of a session, until it is released."""
+    """The right to occupy `slots` cores of a session, until it is released.
+
+    `spare`: cores that nobody may occupy meanwhile, because the query runs Spark jobs beside its slots.
+    """
 
     application_id: str
     query: str
     slots: int
     serial: int
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +69,19 @@ class SlotLedger:
         self._claims: dict[int, SlotClaim] = {}
         self._next_serial = 1
 
-    def claim(self, session: SessionFacts, *, query: str, wanted: int | None) -> SlotClaim:
+    def claim(self, session: SessionFacts, *, query: str, wanted: int | None, spare: int = 0) -> SlotClaim:
         """`wanted` slots, or with None all free ones but a spare; refused at once if there are too few."""
         with self._lock:
             held = self._held_by(session.application_id)
-            free = session.cores - sum(claim.slots for claim in held)
-            slots = max(1, free - _SPARE_CORES) if wanted is None else wanted
+            # Queries share their spare core: Spark jobs beside slots wait for one another, not for a slot.
+            spared = max([spare, *(claim.spare for claim in held)])
+            free = session.cores - sum(claim.slots for claim in held) - spared
+            slots = max(1, free - max(0, _SPARE_CORES - spared)) if wanted is None else wanted
             if slots < 1:
                 raise OptionError(f"Option 'parallelism' is {slots}, but a query needs at least one slot.")
             if slots > free:
-                raise EnvironmentProblem(_too_few(session, held=held, slots=slots, free=free))
-            claim = SlotClaim(session.application_id, query, slots, self._next_serial)
+                raise EnvironmentProblem(_too_few(session, held=held, slots=slots, free=free, spared=spared))
+            claim = SlotClaim(session.application_id, query, slots, self._next_serial, spare)
             self._next_serial += 1
             self._claims[claim.serial] = claim
             return claim
@@ -96,8 +102,8 @@ class SlotLedger:
 LEDGER = SlotLedger()
 
 
-def claim_slots(spark: SparkSession, *, query: str, wanted: int | None) -> SlotClaim:
-    return LEDGER.claim(check_session(spark), query=query, wanted=wanted)
+def claim_slots(spark: SparkSession, *, query: str, wanted: int | None, spare: int = 0) -> SlotClaim:
+    return LEDGER.claim(check_session(spark), query=query, wanted=wanted, spare=spare)
 
 
 def slots_left_for(claim: SlotClaim, spark: SparkSession) -> int:
@@ -197,16 +203,18 @@ def _concurrent_tasks(context: Any) -> int:
     return int(scala_context.maxNumConcurrentTasks(profile))
 
 
-def _too_few(session: SessionFacts, *, held: tuple[SlotClaim, ...], slots: int, free: int) -> str:
+def _too_few(session: SessionFacts, *, held: tuple[SlotClaim, ...], slots: int, free: int, spared: int = 0) -> str:
     taken = sum(claim.slots for claim in held)
     shares = " and ".join(f"{claim.slots} by query {claim.query!r}" for claim in held)
     holding = f", of which {taken} {'is' if taken == 1 else 'are'} held: {shares}" if held else ""
     enough = taken + slots + _SPARE_CORES
     larger = f"a larger master such as local[{enough}]" if session.is_local else f"{enough} executor cores"
-    fewer = f"use .option('parallelism', {free}) or " if free > 0 else "stop a query, or use "
+    stop = "stop a query, or use " if held else "use "
+    fewer = f"use .option('parallelism', {free}) or " if free > 0 else stop
+    beside = f" and {_count(spared, 'core')} for Spark's jobs beside its slots" if spared else ""
     return (
-        f"This query needs {_count(slots, 'slot')}, but the session has {_count(session.cores, 'core')}{holding}: "
-        f"{fewer}{larger}."
+        f"This query needs {_count(slots, 'slot')}{beside}, but the session has "
+        f"{_count(session.cores, 'core')}{holding}: {fewer}{larger}."
     )
 
 

@@ -48,6 +48,8 @@ def _canonical(field: Any) -> Any:
         return _EXACT.normalize(field) if field else Decimal(0)
     if isinstance(field, np.floating):
         return _canonical(field.item())
+    if isinstance(field, list):
+        return [_canonical(item) for item in field]
     return field
 
 
@@ -56,9 +58,11 @@ def _portable(field: Any, position: int, state: str) -> Any:
     if encoder is None:
         if isinstance(field, np.generic):
             return _portable(field.item(), position, state)
+        if isinstance(field, list):
+            return [_portable(item, position, state) for item in field]
         raise UserCodeFailure(
             f"State {state!r} cannot store a value of type {type(field).__name__} in field {position}: "
-            "use None, bool, int, float, str, bytes, datetime, date or Decimal."
+            "use None, bool, int, float, str, bytes, datetime, date, Decimal, or a list of these."
         )
     return encoder(field)
 

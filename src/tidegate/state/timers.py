@@ -82,19 +82,20 @@ class Timers:
 
         One at a time: what the user's code does for one may delete the next, or register one that goes before it.
         """
-        timer = self._first_due(due_ms)
+        timer = self.first_due(due_ms)
         if timer is not None:
             self._remove(timer)
         return timer
 
     def has_due(self, due_ms: int) -> bool:
-        return self._first_due(due_ms) is not None
+        return self.first_due(due_ms) is not None
 
     def next_ms(self) -> int | None:
         first = min(filter(None, (self._first(self._below_floor), self._first(self._ahead))), default=None)
         return None if first is None else first.at_ms
 
-    def _first_due(self, due_ms: int) -> Timer | None:
+    def first_due(self, due_ms: int) -> Timer | None:
+        """The one that `pop_due` would remove; it stays."""
         below, ahead = self._first(self._below_floor), self._first(self._ahead)
         if ahead is None or ahead.at_ms > due_ms:
             return below

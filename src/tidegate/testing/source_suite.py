@@ -1,6 +1,7 @@
 """What every source must do. Subclass `SourceSuite` in a test module, give it a source, and let pytest collect it."""
 
 import pickle
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,16 @@ from typing import Any, assert_never
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Rows, Source, SourceReader, SplitEnumerator
+from tidegate.connectors.contract import (
+    EndOfData,
+    EndOfSource,
+    NothingNow,
+    Polled,
+    Rows,
+    Source,
+    SourceReader,
+    SplitEnumerator,
+)
 
 _PARALLELISMS = (1, 2, 3)
 # From a number of readers to another: up, down, and to numbers that do not divide each other.
@@ -19,6 +29,8 @@ _CHANGES_IN_A_ROW = 12
 _MAX_ROWS = 7
 # A source that gives neither rows nor an end in so many rounds will not end at all.
 _IDLE_ROUNDS = 1000
+# For rows that a reader's own thread fetches.
+_PATIENCE_S = 30.0
 
 
 @dataclass
@@ -56,7 +68,7 @@ class SourceRun:
 
     def poll(self, subtask: int, max_rows: int = _MAX_ROWS) -> bool:
         """One poll; True if it gave rows."""
-        match self.readers[subtask].poll(max_rows):
+        match self._polled(subtask, max_rows):
             case Rows(rows=rows):
                 assert 1 <= rows.num_rows <= max_rows, f"{rows.num_rows} rows came where 1 to {max_rows} were asked for"
                 self.rows += row_tuples(rows)
@@ -69,6 +81,16 @@ class SourceRun:
                 return False
             case other:
                 assert_never(other)
+
+    def _polled(self, subtask: int, max_rows: int) -> Polled:
+        """Waits for a reader that is behind: its rows come from a thread of its own."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            polled = self.readers[subtask].poll(max_rows)
+            if not isinstance(polled, NothingNow) or not polled.is_behind:
+                return polled
+            assert time.monotonic() < deadline, "the reader is behind and gives nothing"
+            time.sleep(0.0005)
 
     def polls(self, count: int) -> int:
         """Up to `count` polls that give rows, discovering on the way; gives how many there were."""

@@ -32,6 +32,9 @@ class NamedUserCode:
     def connect_processor(self, command: bytes) -> ConnectProcessor:
         return self.connectors[command.decode()]()
 
+    def udfs(self, calls: bytes) -> MapFunction:
+        return self.functions[calls.decode()]
+
 
 class CountingProcessor:
     """For each row (key..., n): n counts the rows of the key, so that a lost or doubled row shows in the result."""

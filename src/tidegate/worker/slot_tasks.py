@@ -106,6 +106,7 @@ class SlotTasks:
         self._input_ended_said = False
         self._next_progress_ms = 0.0
         self._first_row_said = False
+        self._late_rows_said = 0
 
     # -- what the coordinator says
 
@@ -211,9 +212,13 @@ class SlotTasks:
             self._send(InputEnded(self._generation))
         now_ms = self._clock.monotonic_ms()
         has_first_row = not self._first_row_said and any(task.counters.rows_in for task in self.tasks)
-        if now_ms < self._next_progress_ms and not has_first_row:
+        late_rows = sum(task.late_rows.count for task in self.tasks)
+        # What was dropped must be known when the query has ended, however soon that is.
+        is_last_word = self._input_ended_said and late_rows != self._late_rows_said
+        if now_ms < self._next_progress_ms and not has_first_row and not is_last_word:
             return
         self._first_row_said |= has_first_row
+        self._late_rows_said = late_rows
         self._next_progress_ms = now_ms + _PROGRESS_EVERY_MS
         self._send(Progress(self._generation, self._is_idle(), self._splits_received, [*map(_progress, self.tasks)]))
 

@@ -370,6 +370,7 @@ def _task_part(
         inflight_bytes=captures.full_bytes.get(snapshot.task, 0),
         new_inflight_bytes=captures.new_bytes.get(snapshot.task, 0),
         committables=[committable for prepared in to_commit for committable in prepared.committables],
+        position=snapshot.position,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows, SourceReader
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows, SourceReader, TellsPosition
 from tidegate.model.ids import CheckpointId
 from tidegate.protocol.admission import SourceAdmission
 
@@ -21,6 +21,7 @@ class SourceHead:
     _nothing_since_ms: float | None = None
     _suspended_by: CheckpointId | None = None
     _is_paused: bool = False
+    _is_behind: bool = False
 
     def poll(self, max_rows: int, now_ms: float) -> Polled | None:
         """None if it may not be asked now."""
@@ -33,9 +34,12 @@ class SourceHead:
         match polled:
             case Rows():
                 self._retry_at_ms, self._nothing_since_ms, self.is_idle = 0.0, None, False
-            case NothingNow(retry_after_ms):
+            case NothingNow(retry_after_ms, is_behind):
                 self._retry_at_ms = now_ms + max(1.0, retry_after_ms)
-                if self._nothing_since_ms is None:
+                self._is_behind = is_behind
+                if is_behind:
+                    self._nothing_since_ms = None
+                elif self._nothing_since_ms is None:
                     self._nothing_since_ms = now_ms
             case EndOfSource() | EndOfData():
                 self.has_ended = True
@@ -55,7 +59,7 @@ class SourceHead:
         self._retry_at_ms = 0.0
 
     def is_waiting(self) -> bool:
-        return self.has_ended or self._retry_at_ms > 0.0
+        return self.has_ended or (self._retry_at_ms > 0.0 and not self._is_behind)
 
     def next_deadline_ms(self) -> float | None:
         """When to ask again; a source that must not pull is woken by a message."""
@@ -63,6 +67,9 @@ class SourceHead:
         return self._retry_at_ms if may_pull and self._retry_at_ms else None
 
     # -- checkpoints
+
+    def position(self) -> bytes | None:
+        return self.reader.position() if isinstance(self.reader, TellsPosition) else None
 
     def on_triggered(self, checkpoint: CheckpointId, now_ms: float, *, suspends: bool) -> None:
         """`suspends`: nothing is pulled behind this barrier, unless the checkpoint is aborted."""

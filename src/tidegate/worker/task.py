@@ -54,6 +54,7 @@ class TaskSnapshot:
     prepared: Prepared | None
     state_bytes: int
     has_ended: bool = False
+    position: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -415,6 +416,7 @@ class Task:
                 prepared=prepared,
                 state_bytes=sum(operator.state_bytes() for operator in self.operators),
                 has_ended=self.has_ended,
+                position=None if self.source is None else self.source.position(),
             )
         )
 

@@ -76,8 +76,8 @@ def build_flatten(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
         last = np.cumsum(outer.lengths)
         starts = ends[last - outer.lengths]
         whole = None if inner.valid is None else ~any_of(outer, ~inner.valid)
-        joined = Lists(starts, ends[last] - starts, inner.elements(), both(outer.valid, whole))
-        return packed(call.type, only_valid(joined, joined.valid))
+        flat = Lists(starts, ends[last] - starts, inner.elements(), both(outer.valid, whole))
+        return packed(call.type, only_valid(flat, flat.valid))
 
     return Kernel(run, call.type, raises=child.raises)
 

@@ -143,7 +143,7 @@ def build_create_map(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
         lengths = np.full(rows.num_rows, len(keys), np.int64)
         return map_array(call, lengths, interleaved(keys, rows), interleaved(values, rows), None)
 
-    return Kernel(run, call.type, raises=True)
+    return Kernel(run, call.type, raises=not _surely_distinct(keys) or any(value.raises for value in values))
 
 
 def build_map_from_arrays(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
@@ -214,6 +214,14 @@ def require_quiet(call: Call, arguments: tuple[Kernel, ...]) -> None:
 def valid_rows(values: pa.Array) -> Flags:
     valid = validity_of(values)
     return np.ones(len(values), np.bool_) if valid is None else valid
+
+
+def _surely_distinct(keys: Sequence[Kernel]) -> bool:
+    """Constants that are not null and not equal make a map without an error."""
+    known = [key.constant for key in keys if key.constant is not None and key.constant.is_valid]
+    if len(known) < len(keys):
+        return False
+    return len(np.unique(ranks(pa.concat_arrays([pa.repeat(key, 1) for key in known])))) == len(keys)
 
 
 def _array_and_index(array: Kernel, ordinal: Kernel, rows: pa.RecordBatch) -> tuple[Lists, Integers, Flags]:

@@ -6,7 +6,8 @@ import msgspec
 
 from tidegate.model.ids import SlotIndex, TaskId, range_of
 from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
-from tidegate.plan.physical import ConnectSpec, JobPlan, RightSide
+from tidegate.plan.nodes import RightSide
+from tidegate.plan.physical import ConnectSpec, JobPlan
 from tidegate.state.codec import decode
 from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import HeapBackend

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Column
-from tidegate.plan.nodes import Scan, Sink
+from tidegate.plan.nodes import RightSide, Scan, Sink, TimeMode
 from tidegate.plan.physical import (
     FIRST_INPUT,
     SECOND_INPUT,
@@ -25,8 +25,6 @@ from tidegate.plan.physical import (
     PointwisePartitioning,
     ProjectSpec,
     RebalancePartitioning,
-    RightSide,
-    TimeMode,
     TransformWithStateSpec,
     Vertex,
 )

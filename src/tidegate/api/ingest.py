@@ -1,0 +1,105 @@
+"""The parts of a query that Spark ingests, from the plan to the running feeds.
+
+Feeds run in the driver's process, one Structured Streaming query each, for as long as the query does.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.connectors.staged_source import STAGED, IngestMode, StagingFolder, feed_from, feed_no_more
+from tidegate.model.errors import OptionError
+from tidegate.plan.nodes import Node
+from tidegate.plan.physical import JobPlan, Vertex
+from tidegate.spark.catalyst import read_plan
+from tidegate.spark.ingest import SparkFeed
+from tidegate.spark.ingest_plan import IngestedPart, ingesting
+from tidegate.storage import layout
+from tidegate.storage.store import local_path
+
+
+@dataclass(frozen=True, slots=True)
+class IngestingPlan:
+    root: Node
+    parts: tuple[IngestedPart, ...]
+
+    def describe(self) -> list[str]:
+        """For `explain`: nothing if Spark ingests nothing."""
+        return ["== Spark ingests ==", *(part.describe() for part in self.parts)] if self.parts else []
+
+
+def read_ingesting(df: DataFrame, mode: IngestMode) -> IngestingPlan:
+    with ingesting(df, mode) as parts:
+        root = read_plan(df)
+    return IngestingPlan(root, tuple(parts))
+
+
+def settle_staging(plan: JobPlan, location: str) -> JobPlan:
+    """The plan with staged sources that mean the same folder in every process."""
+    return dataclasses.replace(plan, vertices=tuple(_settled(vertex, location) for vertex in plan.vertices))
+
+
+class Feeds:
+    """All feeds of one query. Each starts when the slots are up and ask for its batches: before, it would take the
+    cores that they wait for."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        parts: Sequence[IngestedPart],
+        *,
+        location: str,
+        query: str,
+        available_now: bool,
+        most_staged_bytes: int,
+    ) -> None:
+        self._feeds: list[tuple[Path, SparkFeed]] = []
+        for part in parts:
+            folder = _folder(location, part.name)
+            feed = SparkFeed(
+                part.frame(spark),
+                StagingFolder(folder),
+                name=f"{query}-{part.name}",
+                available_now=available_now,
+                most_staged_bytes=most_staged_bytes,
+            )
+            self._feeds.append((folder, feed))
+
+    def attach(self) -> None:
+        for folder, feed in self._feeds:
+            feed_from(folder, feed)
+
+    def process_all_available(self) -> None:
+        """Everything that is there now is staged."""
+        for _, feed in self._feeds:
+            feed.process_all_available()
+
+    def is_more_staged(self) -> bool:
+        """Than the newest commit is known to cover."""
+        return any(feed.is_more_staged() for _, feed in self._feeds)
+
+    def stop(self) -> None:
+        """Twice is fine."""
+        for folder, feed in self._feeds:
+            feed.stop()
+            feed_no_more(folder)
+
+
+def _settled(vertex: Vertex, location: str) -> Vertex:
+    if vertex.source is None or vertex.source.format != STAGED:
+        return vertex
+    path = str(_folder(location, vertex.source.options["path"]))
+    return dataclasses.replace(vertex, source=dataclasses.replace(vertex.source, options={"path": path}))
+
+
+def _folder(location: str, name: str) -> Path:
+    path = local_path(location)
+    if path is None:
+        raise OptionError(
+            f"The checkpointLocation {location!r} is remote, and Spark stages what it ingests below it in files: "
+            f"choose a local or mounted folder."
+        )
+    return path / layout.staging_folder(name)

@@ -1,0 +1,236 @@
+"""Epochs for a function on the driver: rows wait in files below the checkpoint location until they are committed.
+
+Owns the files of `staging/<format>` and the process-wide table of functions. It does not know what a function does
+with an epoch; it promises that one id always comes with the same files, in the same order, until it is recorded.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.connectors.contract import Prepared
+from tidegate.connectors.options import Options
+from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
+from tidegate.model.ids import CheckpointId, Generation, TaskId
+from tidegate.plan import nodes
+from tidegate.protocol.commit import CommitPermit
+from tidegate.storage import layout
+from tidegate.storage.store import local_path, make_folder, sync_folder
+
+FOREACH_BATCH = "foreachBatch"
+FOREACH = "foreach"
+
+EpochFunction: TypeAlias = Callable[[Sequence[Path], CheckpointId], None]
+
+_ROLL_AT_BYTES = 128 << 20
+# Rows gather up to this before they are encoded: a row group of a few rows is slow to read, a huge one slow to write.
+_ROW_GROUP_BYTES = 8 << 20
+
+# The user's thread registers, the storing thread commits.
+_lock = Lock()
+_functions: dict[Path, EpochFunction] = {}
+
+
+def call_for_epochs(folder: Path, function: EpochFunction) -> None:
+    """From now on `function` gets the committed epochs of the sink in `folder`, in this process."""
+    with _lock:
+        _functions[folder] = function
+
+
+def call_no_more(folder: Path) -> None:
+    with _lock:
+        _functions.pop(folder, None)
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """A committable: one finished file of one task and epoch."""
+
+    name: str
+    checkpoint: CheckpointId
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSink:
+    folder: Path
+    schema: pa.Schema
+
+    def prepare_location(self) -> None:
+        make_folder(self.folder, what="the rows of an epoch")
+
+    def writer(self, *, task: TaskId, generation: Generation) -> "StagedWriter":
+        return StagedWriter(self, task=task, generation=generation)
+
+    def committer(self) -> "StagedCommitter":
+        return StagedCommitter(self)
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """Columns by position: a plan may have two of one name, a file may not."""
+        return pa.schema([pa.field(column_name(at), field.type) for at, field in enumerate(self.schema)])
+
+
+def column_name(position: int) -> str:
+    return f"c{position}"
+
+
+def from_node(node: nodes.Sink) -> StagedSink:
+    options = Options(node.options, owner=f"{node.format} sink", known=("checkpointLocation",))
+    location = options.text("checkpointLocation", default="")
+    path = local_path(location)
+    if path is None:
+        raise OptionError(
+            f"The checkpointLocation {location!r} is remote, and {node.format} keeps the rows of an epoch below it in "
+            f"files: choose a local or mounted folder."
+        )
+    return StagedSink(path / layout.staging_folder(node.format), node.schema)
+
+
+class _OpenFile:
+    """One file being written; `finish` closes and syncs it."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self.rows = 0
+        self._schema = schema
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
+        # Arrow's own file, because it writes without the GIL.
+        self._file = pa.OSFile(str(path), "wb")
+        self._parquet = pq.ParquetWriter(
+            self._file, schema, compression="snappy", version="2.6", coerce_timestamps="us", store_schema=False
+        )
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._gathered.append(pa.RecordBatch.from_arrays(rows.columns, schema=self._schema))
+        self._gathered_bytes += rows.nbytes
+        self.rows += rows.num_rows
+        if self._gathered_bytes >= _ROW_GROUP_BYTES:
+            self._encode()
+
+    def is_full(self) -> bool:
+        return bool(self._file.tell() >= _ROLL_AT_BYTES)
+
+    def finish(self) -> None:
+        """May be called again."""
+        if self._file.closed:
+            return
+        self._encode()
+        self._parquet.close()
+        self._file.close()
+        with open(self.path, "rb") as written:
+            os.fsync(written.fileno())
+
+    def drop(self) -> None:
+        self._gathered = []
+        self._parquet.close()
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def _encode(self) -> None:
+        if self._gathered:
+            table = pa.Table.from_batches(self._gathered)
+            self._parquet.write_table(table, row_group_size=table.num_rows)
+            self._gathered, self._gathered_bytes = [], 0
+
+
+class StagedWriter:
+    def __init__(self, sink: StagedSink, *, task: TaskId, generation: Generation) -> None:
+        self._sink = sink
+        self._schema = sink.file_schema
+        self._prefix = f"g{generation}-{task}-{secrets.token_hex(4)}"
+        self._opened = 0
+        self._files: list[_OpenFile] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows == 0:
+            return
+        if not self._files or self._files[-1].is_full():
+            self._opened += 1
+            path = self._sink.folder / f"{self._prefix}-{self._opened:06d}.parquet"
+            self._files.append(_OpenFile(path, self._schema))
+        self._files[-1].write(rows)
+
+    def prepare(self, checkpoint: CheckpointId) -> Prepared:
+        """Encoding what is still gathered and closing the files is left to `make_durable`, off the loop."""
+        files, self._files = self._files, []
+        folder = self._sink.folder
+
+        def make_durable() -> None:
+            for file in files:
+                file.finish()
+            if files:
+                sync_folder(folder)
+
+        staged = [StagedFile(file.path.name, checkpoint, file.rows) for file in files]
+        return Prepared([msgspec.msgpack.encode(file) for file in staged], make_durable)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.drop()
+        self._files = []
+
+
+class StagedCommitter:
+    """Calls the function once per epoch that has rows; again, with the same files, for an id that was not recorded."""
+
+    def __init__(self, sink: StagedSink) -> None:
+        self._sink = sink
+        self._given: dict[CheckpointId, list[Path]] = {}
+
+    def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
+        self._remove_recorded(before=permit.checkpoint)
+        files = sorted(_decode(committables), key=lambda file: file.name)
+        for file in files:
+            self._check(file, permit)
+        paths = [self._sink.folder / file.name for file in files]
+        self._given[permit.checkpoint] = paths
+        if paths:
+            self._function()(paths, permit.checkpoint)
+
+    def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
+        kept = {file.name for file in _decode(keep)}
+        for path in self._sink.folder.glob("g*.parquet"):
+            if path.name not in kept and _generation_of(path.name) < generation:
+                path.unlink(missing_ok=True)
+
+    def _function(self) -> EpochFunction:
+        with _lock:
+            found = _functions.get(self._sink.folder)
+        if found is None:
+            raise ProtocolViolation(f"Nobody in this process takes the epochs of {self._sink.folder}.")
+        return found
+
+    def _check(self, file: StagedFile, permit: CommitPermit) -> None:
+        # One prepared for a checkpoint that failed goes with a later one, never with an earlier one.
+        if file.checkpoint > permit.checkpoint:
+            raise ProtocolViolation(
+                f"{file.name} belongs to checkpoint {file.checkpoint} and was to be committed with {permit.checkpoint}."
+            )
+        if not (self._sink.folder / file.name).is_file():
+            raise Damaged(
+                f"The staged file {self._sink.folder / file.name} is missing, so {file.rows} rows of epoch "
+                f"{permit.checkpoint} cannot be given out: restore it from a backup."
+            )
+
+    def _remove_recorded(self, *, before: CheckpointId) -> None:
+        # Commits come in the log's order, each after the one before it is recorded: only then its files may go.
+        for checkpoint in [given for given in self._given if given < before]:
+            for path in self._given.pop(checkpoint):
+                path.unlink(missing_ok=True)
+
+
+def _decode(committables: Sequence[bytes]) -> list[StagedFile]:
+    return [msgspec.msgpack.decode(data, type=StagedFile) for data in committables]
+
+
+def _generation_of(name: str) -> int:
+    return int(name.split("-")[0].removeprefix("g"))

@@ -1,0 +1,271 @@
+"""Reads what Spark has ingested: batches of parquet files below the checkpoint location, in the order of their ids.
+
+Owns the layout of a staging folder. A batch exists from the moment its marker does; markers are made once and never
+changed, so that of two writers of one batch only the first counts. The feed that writes lives in the driver's process.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+
+from tidegate.connectors.options import Options
+from tidegate.connectors.parquet_file import ParquetRows
+from tidegate.connectors.range_source import RangeSource
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint
+from tidegate.plan.nodes import Scan
+from tidegate.storage.store import sync_folder
+
+STAGED = "staged"
+_READ_ROWS = 16_384
+_BEFORE_THE_FIRST = -1
+
+
+class IngestMode(Enum):
+    """Which part of a plan Spark runs into a staging folder."""
+
+    NATIVE = "native"  # none
+    SPARK = "spark"  # all that is stateless
+    AUTO = "auto"  # what Tidegate cannot read or compute itself
+
+
+class StagedPart(msgspec.Struct, frozen=True):
+    """A file, by its path below the staging folder."""
+
+    path: str
+    size_bytes: int
+
+
+class StagedBatch(msgspec.Struct, frozen=True):
+    """A marker's content."""
+
+    parts: list[StagedPart]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+
+class Feed(Protocol):
+    """Who stages batches, on the driver. Calls come from the thread that looks for splits."""
+
+    def keep_going(self) -> None:
+        """Starts it if it does not run, ends a pause; raises what it has failed with."""
+        ...
+
+    def pause(self) -> None:
+        """The slots are gone, and to come back they need the cores that another batch would take."""
+        ...
+
+    def has_ended(self) -> bool:
+        """It has staged all that was there for now, and will not stage more."""
+        ...
+
+    def on_covered(self, batch: int) -> None:
+        """All batches up to this one are in a committed checkpoint."""
+        ...
+
+
+# The user's thread registers, the thread that looks for splits asks.
+_lock = Lock()
+_feeds: dict[Path, Feed] = {}
+
+
+def feed_from(folder: Path, feed: Feed) -> None:
+    with _lock:
+        _feeds[folder] = feed
+
+
+def feed_no_more(folder: Path) -> None:
+    with _lock:
+        _feeds.pop(folder, None)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFolder:
+    path: Path
+
+    @property
+    def spark_checkpoint(self) -> Path:
+        return self.path / "spark"
+
+    def prepare(self) -> None:
+        for folder in (self.path / "data", self.path / "batches"):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "id").exists():
+            self._create(self.path / "id", uuid.uuid4().hex.encode())
+
+    def id(self) -> str:
+        """Keeps apart what two places have under the same batch ids."""
+        return (self.path / "id").read_text()
+
+    def new_data_folder(self, batch: int) -> Path:
+        """Unlike any other attempt's at the same batch."""
+        return self.path / "data" / f"{batch}-{uuid.uuid4().hex[:8]}"
+
+    def publish(self, batch: int, data: Path) -> StagedBatch:
+        """The batch exists from here on, with these files; if it did before, nothing changes."""
+        files = sorted(path for path in data.iterdir() if path.suffix == ".parquet") if data.exists() else []
+        for path in files:
+            _sync_file(path)
+        parts = [StagedPart(path.relative_to(self.path).as_posix(), path.stat().st_size) for path in files]
+        self._create(self._marker(batch), msgspec.json.encode(StagedBatch(parts)))
+        return self.batch(batch)
+
+    def has(self, batch: int) -> bool:
+        return self._marker(batch).exists()
+
+    def batch(self, batch: int) -> StagedBatch:
+        try:
+            return msgspec.json.decode(self._marker(batch).read_bytes(), type=StagedBatch)
+        except FileNotFoundError:
+            raise Damaged(f"The staged batch {self._marker(batch)} is gone: restore it from a backup.") from None
+
+    def batches(self) -> list[int]:
+        return sorted(int(path.stem) for path in (self.path / "batches").glob("*.json"))
+
+    def remove_up_to(self, batch: int) -> None:
+        """The newest marker stays: Spark may ask for that batch once more."""
+        present = self.batches()
+        for old in [number for number in present if number <= batch]:
+            for part in self.batch(old).parts:
+                shutil.rmtree((self.path / part.path).parent, ignore_errors=True)
+            if old != present[-1]:
+                self._marker(old).unlink(missing_ok=True)
+
+    def remove_unpublished(self) -> None:
+        """What attempts left behind that never became batches; nobody may be writing."""
+        used = {Path(part.path).parent.name for number in self.batches() for part in self.batch(number).parts}
+        for data in (self.path / "data").iterdir():
+            if data.name not in used:
+                shutil.rmtree(data, ignore_errors=True)
+
+    def _marker(self, batch: int) -> Path:
+        return self.path / "batches" / f"{batch}.json"
+
+    def _create(self, path: Path, content: bytes) -> None:
+        draft = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+        draft.write_bytes(content)
+        _sync_file(draft)
+        try:
+            os.link(draft, path)  # fails if it is there, which a rename would not
+        except FileExistsError:
+            return
+        finally:
+            draft.unlink()
+        sync_folder(path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStaging:
+    """The `range_source.StreamOpener` of a staging folder."""
+
+    path: Path
+    schema: pa.Schema
+
+    def __call__(self) -> "StagedStream":
+        return StagedStream(StagingFolder(self.path), self.schema)
+
+
+class StagedStream:
+    """Implements `range_source.OffsetStream`: an offset is the newest batch that was read."""
+
+    def __init__(self, folder: StagingFolder, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._file_schema = pa.schema([pa.field(column_name(at), field.type) for at, field in enumerate(schema)])
+
+    def initial_offset(self) -> str:
+        self._feed().keep_going()  # which makes the folder
+        return self._offset(_BEFORE_THE_FIRST)
+
+    def latest_offset(self, start: str) -> str:
+        """One batch on: each is a range of its own."""
+        self._feed().keep_going()
+        newest = self._batch_of(start)
+        if self._folder.has(newest + 1):
+            return self._offset(newest + 1)
+        later = [number for number in self._folder.batches() if number > newest]
+        if later:
+            raise Damaged(
+                f"The batches {newest + 1} to {later[0] - 1} that Spark has staged in {self._folder.path} are gone, "
+                f"because no retained checkpoint needed them: start from a newer checkpoint."
+            )
+        return start
+
+    def ends_with_one_range(self) -> bool:
+        return False
+
+    def limits_ranges(self) -> bool:
+        return True
+
+    def has_ended(self) -> bool:
+        return self._feed().has_ended()
+
+    def partitions(self, start: str, end: str) -> list[bytes]:
+        return [msgspec.msgpack.encode(part) for part in self._folder.batch(self._batch_of(end)).parts]
+
+    def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
+        part = msgspec.msgpack.decode(partition, type=StagedPart)
+        path = str(self._folder.path / part.path)
+        rows = ParquetRows(path, self._file_schema, size_bytes=part.size_bytes, first_row=0)
+        try:
+            while (piece := rows.next_rows(_READ_ROWS)) is not None:
+                yield pa.RecordBatch.from_arrays(piece.columns, schema=self._schema)
+        finally:
+            rows.close()
+
+    def commit(self, end: str) -> None:
+        self._feed().on_covered(self._batch_of(end))
+
+    def release(self, end: str) -> None:
+        self._folder.remove_up_to(self._batch_of(end))
+
+    def stop(self) -> None:
+        """The feed outlives the generations that read from it."""
+        self._feed().pause()
+
+    def _offset(self, batch: int) -> str:
+        return json.dumps({"staging": self._folder.id(), "batch": batch})
+
+    def _batch_of(self, offset: str) -> int:
+        decoded = json.loads(offset)
+        if decoded["staging"] != self._folder.id():
+            raise IncompatibleCheckpoint(
+                f"The checkpoint reads on from what Spark had staged in another place than {self._folder.path}: "
+                f"a query whose input Spark ingests can be resumed in its own checkpointLocation only."
+            )
+        return int(decoded["batch"])
+
+    def _feed(self) -> Feed:
+        with _lock:
+            found = _feeds.get(self._folder.path)
+        if found is None:
+            raise Damaged(f"Nobody in this process stages into {self._folder.path}.")
+        return found
+
+
+def column_name(position: int) -> str:
+    """Columns by position: a plan may have two of one name, a file may not."""
+    return f"c{position}"
+
+
+def from_scan(scan: Scan) -> RangeSource:
+    options = Options(scan.options, owner="staged source", known=("path",))
+    path = Path(options.text("path", default="."))
+    return RangeSource(STAGED, scan.schema, pickle.dumps(OpenStaging(path, scan.schema)))
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb") as written:
+        os.fsync(written.fileno())

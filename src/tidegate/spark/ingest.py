@@ -1,0 +1,158 @@
+"""Spark ingests a part of a plan: Structured Streaming runs it, micro-batch by micro-batch, into a staging folder.
+
+A batch is staged once by its id, and before one is written the query waits until enough of what was staged before is
+in a checkpoint: so backpressure reaches Spark's source. Must never let Spark count a batch as done that is not staged.
+"""
+
+import logging
+import shutil
+import threading
+from contextlib import suppress
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tidegate.connectors.staged_source import StagingFolder, column_name
+from tidegate.model.errors import JobFailure
+
+log = logging.getLogger("tidegate")
+
+_WRITE_SETTINGS = {
+    # The old form of timestamps holds fewer years, and files are read by another reader than Spark's.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+    "spark.sql.parquet.fieldId.write.enabled": "false",
+}
+
+
+class Unstaged(Exception):
+    """Raised into Spark's query, so that the batch in work does not count as done."""
+
+
+class SparkFeed:
+    """Implements `connectors.staged_source.Feed`."""
+
+    def __init__(
+        self, frame: DataFrame, folder: StagingFolder, *, name: str, available_now: bool, most_staged_bytes: int
+    ) -> None:
+        self._frame = frame
+        self._folder = folder
+        self._name = name
+        self._available_now = available_now
+        self._most_staged_bytes = most_staged_bytes
+        self._query: StreamingQuery | None = None
+        # The looking thread tells what is covered, Spark's callback waits for it.
+        self._changed = threading.Condition()
+        self._staged_bytes: dict[int, int] = {}
+        self._covered = -1
+        self._is_paused = False
+        self._is_stopping = False
+        self._failure: Exception | None = None
+
+    def _start(self) -> None:
+        self._folder.prepare()
+        self._folder.remove_unpublished()
+        with self._changed:
+            self._staged_bytes = {batch: self._folder.batch(batch).size_bytes for batch in self._folder.batches()}
+        writer = self._frame.writeStream.queryName(self._name).foreachBatch(self._stage)
+        writer = writer.option("checkpointLocation", str(self._folder.spark_checkpoint))
+        started = (writer.trigger(availableNow=True) if self._available_now else writer).start()
+        with self._changed:
+            self._query = started
+            self._changed.notify_all()
+            is_stopping = self._is_stopping
+        if is_stopping:  # while it started
+            started.stop()
+
+    def keep_going(self) -> None:
+        with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
+        if self._is_stopping:
+            return
+        if self._query is None:
+            self._start()
+            return
+        if self._query.isActive:
+            return
+        failure = self._query.exception()
+        if failure is not None:
+            reason, self._failure = self._failure or failure, None
+            self._query = None  # started again by the next generation, if there is one
+            raise JobFailure(f"Spark's ingest {self._name!r} failed: {type(reason).__name__}: {reason}")
+        if not self._available_now:
+            self._query = None
+            raise JobFailure(f"Spark's ingest {self._name!r} was stopped by somebody else.")
+
+    def has_ended(self) -> bool:
+        return self._query is not None and not self._query.isActive and self._query.exception() is None
+
+    def on_covered(self, batch: int) -> None:
+        with self._changed:
+            self._covered = max(self._covered, batch)
+            self._staged_bytes = {number: size for number, size in self._staged_bytes.items() if number > self._covered}
+            self._changed.notify_all()
+
+    def pause(self) -> None:
+        with self._changed:
+            self._is_paused = True
+
+    def process_all_available(self) -> None:
+        """Until Spark has staged what is there now; a query that fails meanwhile says so elsewhere."""
+        with self._changed:
+            while self._query is None and not self._is_stopping:
+                self._changed.wait()
+        query = self._query
+        if query is not None and query.isActive:
+            with suppress(PySparkException, Py4JError, OSError):
+                query.processAllAvailable()
+
+    def is_more_staged(self) -> bool:
+        with self._changed:
+            return bool(self._staged_bytes)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._query is not None:
+            with suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
+                self._query.stop()
+
+    def _stage(self, batch: DataFrame, batch_id: int) -> None:
+        """Spark calls it once per batch, and again for one that it does not know to be done."""
+        try:
+            self._stage_once(batch, batch_id)
+        except Exception as error:
+            # A few words only: Spark searches what is raised here with patterns that a long text overflows.
+            self._failure = error
+            raise Unstaged(f"batch {batch_id} was not staged ({type(error).__name__})") from None
+
+    def _stage_once(self, batch: DataFrame, batch_id: int) -> None:
+        if self._folder.has(batch_id):
+            return
+        self._wait_for_room()
+        for setting, value in _WRITE_SETTINGS.items():
+            batch.sparkSession.conf.set(setting, value)  # a session of this query's own
+        data = self._folder.new_data_folder(batch_id)
+        names = [column_name(at) for at in range(len(batch.columns))]
+        batch.toDF(*names).write.parquet(data.as_uri())
+        staged = self._folder.publish(batch_id, data)
+        if not staged.parts:
+            shutil.rmtree(data, ignore_errors=True)
+        with self._changed:
+            if batch_id > self._covered:  # else it was read and committed already
+                self._staged_bytes[batch_id] = staged.size_bytes
+
+    def _wait_for_room(self) -> None:
+        with self._changed:
+            while self._must_wait() and not self._is_stopping:
+                self._changed.wait()
+        if self._is_stopping:
+            raise Unstaged("the query stops")
+
+    def _must_wait(self) -> bool:
+        return self._is_paused or sum(self._staged_bytes.values()) > self._most_staged_bytes

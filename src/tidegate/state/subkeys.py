@@ -1,0 +1,69 @@
+"""Entries below a key: list elements and map entries, each an entry of keyed state of its own.
+
+Keeps an index of the subkeys of each key, made anew from state at a restore. Must never name an entry that keyed
+state does not hold.
+"""
+
+import struct
+from collections.abc import Iterator
+
+from tidegate.model.errors import Damaged
+from tidegate.model.ids import KeyGroupRange
+from tidegate.state.contract import KeyedState
+
+_LENGTH = struct.Struct(">I")
+
+
+class SubkeyedState:
+    """`KeyedState` whose keys are made by `entry_key`; what deletes an entry, expiry too, goes through here."""
+
+    def __init__(self, state: KeyedState, key_groups: KeyGroupRange) -> None:
+        self._state = state
+        self._subkeys: dict[tuple[int, bytes], dict[bytes, None]] = {}
+        for key_group in range(key_groups.first, key_groups.last):
+            # In the order of their bytes, so that a restored list has its elements in order.
+            for entry, _ in sorted(state.scan(key_group)):
+                self._add(key_group, entry)
+
+    def subkeys(self, key_group: int, key: bytes) -> list[bytes]:
+        """In the order they were added; after a restore those from before in the order of their bytes."""
+        return list(self._subkeys.get((key_group, key), ()))
+
+    def last_subkey(self, key_group: int, key: bytes) -> bytes | None:
+        subkeys = self._subkeys.get((key_group, key))
+        return next(reversed(subkeys)) if subkeys else None
+
+    def get(self, key_group: int, key: bytes) -> bytes | None:
+        return self._state.get(key_group, key)
+
+    def put(self, key_group: int, key: bytes, value: bytes) -> None:
+        self._add(key_group, key)
+        self._state.put(key_group, key, value)
+
+    def delete(self, key_group: int, key: bytes) -> None:
+        owner, subkey = _parts(key)
+        subkeys = self._subkeys.get((key_group, owner))
+        if subkeys is not None:
+            subkeys.pop(subkey, None)
+            if not subkeys:
+                del self._subkeys[(key_group, owner)]
+        self._state.delete(key_group, key)
+
+    def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
+        return self._state.scan(key_group)
+
+    def _add(self, key_group: int, entry: bytes) -> None:
+        owner, subkey = _parts(entry)
+        self._subkeys.setdefault((key_group, owner), {})[subkey] = None
+
+
+def entry_key(key: bytes, subkey: bytes) -> bytes:
+    return _LENGTH.pack(len(key)) + key + subkey
+
+
+def _parts(entry: bytes) -> tuple[bytes, bytes]:
+    length = _LENGTH.unpack_from(entry)[0] if len(entry) >= _LENGTH.size else -1
+    end = _LENGTH.size + length
+    if not 0 <= length <= len(entry) - _LENGTH.size:
+        raise Damaged(f"A stored entry of a list or map has only {len(entry)} bytes: restore from an older checkpoint.")
+    return entry[_LENGTH.size : end], entry[end:]

@@ -1,0 +1,229 @@
+"""A user's stream reader as a source: what every source promises, and how ranges come, go and are committed."""
+
+import dataclasses
+import itertools
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.connectors import range_source
+from tidegate.connectors.contract import CommittedPositions, NothingNow, Source
+from tidegate.connectors.range_source import RangeEnumerator, RangeReader, RangeSource
+from tidegate.model.errors import UserCodeFailure
+from tidegate.model.ids import CheckpointId
+from tidegate.plan.nodes import Scan
+from tidegate.testing.source_suite import SourceRun, SourceSuite
+
+SCHEMA = pa.schema([("v", pa.int64())])
+ROWS_PER_PARTITION = 10
+
+
+@dataclass
+class Numbers:
+    """0, 1, 2 ... up to `total`, `step` of them in a range at the most; calls of `commit` are kept for the test."""
+
+    total: int
+    step: int
+    committed: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    stopped: int = 0
+    has_empty_ranges: bool = False
+
+    def __call__(self) -> "Numbers":
+        return self
+
+    def initial_offset(self) -> str:
+        return "0"
+
+    def latest_offset(self, start: str) -> str:
+        return str(min(self.total, int(start) + self.step))
+
+    def ends_with_one_range(self) -> bool:
+        return False
+
+    def limits_ranges(self) -> bool:
+        return True
+
+    def partitions(self, start: str, end: str) -> list[bytes]:
+        if self.has_empty_ranges and int(start) // self.step % 2:
+            return []
+        bounds = [*range(int(start), int(end), ROWS_PER_PARTITION), int(end)]
+        return [f"{first}-{last}".encode() for first, last in itertools.pairwise(bounds)]
+
+    def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
+        first, last = map(int, partition.decode().split("-"))
+        for at in range(first, last, 4):
+            yield pa.RecordBatch.from_arrays([pa.array(range(at, min(at + 4, last)), pa.int64())], schema=SCHEMA)
+
+    def has_ended(self) -> bool:
+        return True
+
+    def commit(self, end: str) -> None:
+        self.committed.append(end)
+
+    def release(self, end: str) -> None:
+        self.released.append(end)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def source_of(stream: Any) -> RangeSource:
+    return range_source.from_scan(Scan("python", {"format": "numbers"}, SCHEMA, pickle.dumps(stream)))
+
+
+class TestRangeSource(SourceSuite):
+    def make_source(self, folder: Path) -> Source:
+        return source_of(Numbers(total=83, step=25))
+
+    def expected_rows(self) -> list[tuple[Any, ...]]:
+        return [(i,) for i in range(83)]
+
+
+def run_of(stream: Numbers, parallelism: int = 2, **options: Any) -> tuple[SourceRun, Numbers]:
+    """The run, and the enumerator's own copy of the stream."""
+    run = SourceRun(source_of(stream), parallelism, **options)
+    assert isinstance(run.enumerator, RangeEnumerator)
+    opened = run.enumerator._opened()
+    assert isinstance(opened, Numbers)
+    return run, opened
+
+
+def positions_of(run: SourceRun, checkpoint: int) -> CommittedPositions:
+    readers = [reader for reader in run.readers if isinstance(reader, RangeReader)]
+    positions = tuple(reader.position() for reader in readers)
+    return CommittedPositions(CheckpointId(checkpoint), positions, CheckpointId(1))
+
+
+def commit(run: SourceRun, checkpoint: int = 1) -> None:
+    assert isinstance(run.enumerator, RangeEnumerator)
+    run.enumerator.on_committed(positions_of(run, checkpoint))
+
+
+def test_the_users_reader_hears_how_far_all_partitions_are_committed() -> None:
+    run, stream = run_of(Numbers(total=100, step=20))
+    run.discover()
+    commit(run)
+    assert stream.committed == []
+    while len(run.rows) < 55:
+        run.poll(0, 5)
+        run.poll(1, 5)
+    commit(run)
+    assert stream.committed == ["40"], "the third range is not finished"
+    run.drain()
+    commit(run)
+    commit(run)
+    assert stream.committed == ["40", "100"]
+    run.close()
+
+
+def test_nothing_is_released_that_a_retained_checkpoint_would_read_again() -> None:
+    run, stream = run_of(Numbers(total=0, step=20), available_now=False)
+    assert isinstance(run.enumerator, RangeEnumerator)
+    for checkpoint, total, retained in [(5, 20, 3), (6, 40, 4), (7, 60, 5), (8, 100, 7)]:
+        stream.total = total
+        run.discover()
+        while run.poll(0) | run.poll(1):
+            pass
+        committed = positions_of(run, checkpoint)
+        run.enumerator.on_committed(dataclasses.replace(committed, oldest_retained=CheckpointId(retained)))
+    # Three and four are of an earlier run: nobody knows here what they need.
+    assert stream.released == ["20", "60"]
+    run.close()
+
+
+def test_a_range_without_partitions_is_passed_and_remembered() -> None:
+    run, stream = run_of(Numbers(total=60, step=20, has_empty_ranges=True))
+    assert sorted(run.drain()) == [(i,) for i in [*range(20), *range(40, 60)]]
+    states = run.snapshot()
+    commit(run)
+    assert stream.committed == ["60"]
+    run.close()
+    again, _ = run_of(Numbers(total=60, step=20, has_empty_ranges=True), states=states)
+    assert again.drain() == []
+
+
+def test_what_is_committed_is_forgotten_and_never_read_again() -> None:
+    stream = Numbers(total=5_500, step=20)
+    run, _ = run_of(stream, available_now=False)
+    sizes = []
+    for checkpoint in range(1, 30):
+        run.discover()
+        while run.poll(0) | run.poll(1):
+            pass
+        commit(run, checkpoint)
+        sizes.append(sum(map(len, run.snapshot())))
+    assert max(sizes[5:]) < 2 * max(sizes[:3]), "states do not grow with the life of the job"
+    read, states = sorted(run.rows), run.snapshot()
+    run.close()
+    after, _ = run_of(stream, states=states)
+    assert sorted(read + after.drain()) == [(i,) for i in range(5_500)]
+    after.close()
+
+
+def test_no_more_ranges_are_taken_on_than_may_wait_for_a_checkpoint() -> None:
+    run, _ = run_of(Numbers(total=5_500, step=10), available_now=False)
+    for _ in range(20):
+        run.discover()
+    assert isinstance(run.enumerator, RangeEnumerator)
+    assert len(run.enumerator._open) == 64
+    while run.poll(0) | run.poll(1):
+        pass
+    commit(run)
+    assert run.discover() > 0
+    run.close()
+
+
+def test_a_read_that_blocks_does_not_block_the_loop() -> None:
+    run, _ = run_of(Numbers(total=5, step=5), parallelism=1)
+    assert isinstance(run.readers[0], RangeReader)
+    leave = threading.Event()
+
+    class Slow(Numbers):
+        def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
+            assert leave.wait(30)
+            yield from super().batches(partition)
+
+    run.readers[0]._stream = Slow(total=5, step=5)
+    run.discover()
+    polled = run.readers[0].poll(10)
+    assert polled == NothingNow(5.0, is_behind=True)
+    leave.set()
+    assert sorted(run.drain()) == [(i,) for i in range(5)]
+
+
+def test_a_partition_that_gives_fewer_rows_when_read_again_is_an_error() -> None:
+    run, _ = run_of(Numbers(total=10, step=10), parallelism=1)
+    run.discover()
+    while len(run.rows) < 8:
+        run.poll(0, 8)
+    after, _ = run_of(Numbers(total=10, step=10), parallelism=1, states=run.snapshot())
+    run.close()
+
+    class Forgetful(Numbers):
+        def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
+            yield next(super().batches(partition))
+
+    assert isinstance(after.readers[0], RangeReader)
+    after.readers[0]._stream = Forgetful(total=10, step=10)
+    with pytest.raises(UserCodeFailure, match="gave 4 rows fewer than before"):
+        after.drain()
+
+
+def test_an_error_in_read_is_raised_where_rows_are_asked_for() -> None:
+    run, _ = run_of(Numbers(total=10, step=10), parallelism=1)
+
+    class Broken(Numbers):
+        def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
+            raise UserCodeFailure("read is broken")
+
+    assert isinstance(run.readers[0], RangeReader)
+    run.readers[0]._stream = Broken(total=10, step=10)
+    with pytest.raises(UserCodeFailure, match="read is broken"):
+        run.drain()

@@ -1,0 +1,145 @@
+"""What Spark has staged as a source: what every source promises, and what a staging folder promises."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate.connectors import staged_source
+from tidegate.connectors.contract import Source
+from tidegate.connectors.registry import open_source
+from tidegate.connectors.staged_source import OpenStaging, StagingFolder
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint
+from tidegate.plan.nodes import Scan
+from tidegate.testing.source_suite import SourceRun, SourceSuite
+
+SCHEMA = pa.schema([("v", pa.int64()), ("v", pa.string())])
+
+
+class FixedFeed:
+    """All that will be staged is staged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.covered: list[int] = []
+        self.is_paused = False
+        self.ended = True
+
+    def keep_going(self) -> None:
+        StagingFolder(self.path).prepare()
+        self.is_paused = False
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def has_ended(self) -> bool:
+        return self.ended
+
+    def on_covered(self, batch: int) -> None:
+        self.covered.append(batch)
+
+
+def stage(folder: StagingFolder, batch: int, *files: tuple[int, int]) -> None:
+    data = folder.new_data_folder(batch)
+    data.mkdir()
+    for first, rows in files:
+        values = list(range(first, first + rows))
+        pq.write_table(pa.table({"c0": values, "c1": [str(v) for v in values]}), data / f"part-{first}.parquet")
+    (data / "_SUCCESS").touch()
+    folder.publish(batch, data)
+
+
+def staging_of(path: Path) -> tuple[StagingFolder, FixedFeed]:
+    folder, feed = StagingFolder(path), FixedFeed(path)
+    folder.prepare()
+    staged_source.feed_from(path, feed)
+    return folder, feed
+
+
+def source_of(path: Path) -> Source:
+    return open_source(Scan("staged", {"path": str(path)}, SCHEMA))
+
+
+def rows_of(*ranges: tuple[int, int]) -> list[tuple[Any, ...]]:
+    return [(i, str(i)) for first, rows in ranges for i in range(first, first + rows)]
+
+
+class TestStagedSource(SourceSuite):
+    def make_source(self, folder: Path) -> Source:
+        staging, _ = staging_of(folder)
+        for batch, files in enumerate([[(0, 11), (20, 9)], [], [(40, 15)], [(60, 1), (70, 12)]]):
+            if not staging.has(batch):
+                stage(staging, batch, *files)
+        return source_of(folder)
+
+    def expected_rows(self) -> list[tuple[Any, ...]]:
+        return rows_of((0, 11), (20, 9), (40, 15), (60, 1), (70, 12))
+
+
+def test_of_two_attempts_at_a_batch_the_first_that_is_published_counts(tmp_path: Path) -> None:
+    folder, _ = staging_of(tmp_path)
+    stage(folder, 0, (0, 3))
+    stage(folder, 0, (100, 3))
+    assert sorted(SourceRun(source_of(tmp_path), 1).drain()) == rows_of((0, 3))
+    folder.remove_unpublished()
+    assert len(list((tmp_path / "data").iterdir())) == 1
+
+
+def test_a_batch_without_a_marker_does_not_exist(tmp_path: Path) -> None:
+    folder, _ = staging_of(tmp_path)
+    folder.new_data_folder(0).mkdir()
+    assert SourceRun(source_of(tmp_path), 1).drain() == []
+
+
+def test_the_feed_makes_the_folder_when_it_is_first_asked(tmp_path: Path) -> None:
+    staged_source.feed_from(tmp_path / "new", FixedFeed(tmp_path / "new"))
+    assert SourceRun(source_of(tmp_path / "new"), 1).drain() == []
+
+
+def test_with_available_now_the_source_ends_only_after_its_feed(tmp_path: Path) -> None:
+    folder, feed = staging_of(tmp_path)
+    feed.ended = False
+    run = SourceRun(source_of(tmp_path), 1)
+    run.discover()
+    assert not run.enumerator.is_complete()
+    stage(folder, 0, (0, 3))
+    feed.ended = True
+    assert sorted(run.drain()) == rows_of((0, 3))
+
+
+def test_what_is_released_goes_but_the_newest_batch_stays_known(tmp_path: Path) -> None:
+    folder, feed = staging_of(tmp_path)
+    for batch in range(4):
+        stage(folder, batch, (10 * batch, 5))
+    stream = OpenStaging(tmp_path, SCHEMA)()
+    offsets = [stream.initial_offset()]
+    for _ in range(4):
+        offsets.append(stream.latest_offset(offsets[-1]))
+    stream.commit(offsets[2])
+    assert feed.covered == [1]
+    stream.release(offsets[2])
+    assert folder.batches() == [2, 3] and len(list((tmp_path / "data").iterdir())) == 2
+    stream.release(offsets[4])
+    assert folder.batches() == [3] and list((tmp_path / "data").iterdir()) == []
+    assert stream.latest_offset(offsets[4]) == offsets[4]
+    with pytest.raises(Damaged, match="The batches 0 to 2 that Spark has staged"):
+        stream.latest_offset(offsets[0])
+
+
+def test_offsets_of_another_staging_folder_are_refused(tmp_path: Path) -> None:
+    staging_of(tmp_path / "one")
+    staging_of(tmp_path / "two")
+    foreign = OpenStaging(tmp_path / "one", SCHEMA)().initial_offset()
+    with pytest.raises(IncompatibleCheckpoint, match="in its own checkpointLocation only"):
+        OpenStaging(tmp_path / "two", SCHEMA)().latest_offset(foreign)
+
+
+def test_the_feed_pauses_while_nobody_reads(tmp_path: Path) -> None:
+    _, feed = staging_of(tmp_path)
+    stream = OpenStaging(tmp_path, SCHEMA)()
+    stream.stop()
+    assert feed.is_paused
+    stream.latest_offset(stream.initial_offset())
+    assert not feed.is_paused

@@ -1,0 +1,148 @@
+"""What Tidegate cannot read or compute itself, Structured Streaming ingests: exactly once, across failures too."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import tidegate as tg
+from tidegate.model.errors import EnvironmentProblem, IncompatibleCheckpoint, UnsupportedPlan
+
+pytestmark = pytest.mark.spark
+
+# XML is nothing that Tidegate will ever read itself.
+SIX_TIMES = "xpath_long('<a>' || v || '</a>', 'a') * 6 as w"
+
+
+@pytest.fixture(autouse=True)
+def no_query_survives_its_test(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in tg.queries():
+        query.stop()
+    assert spark.streams.active == []
+
+
+def add_file(folder: Path, first: int, rows: int) -> None:
+    (folder / "in").mkdir(exist_ok=True)
+    draft = folder / "in" / f".{first}"
+    values = list(range(first, first + rows))
+    times = pa.array([v * 1_000_000 - 13 * 10**15 for v in values], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"v": values, "t": times}), draft)
+    draft.rename(folder / "in" / f"{first:08d}.parquet")
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    return spark.readStream.schema("v long, t timestamp").parquet(str(folder / "in"))
+
+
+def writer(df: DataFrame, folder: Path) -> tg.DataStreamWriter:
+    options = {"parallelism": 2, "checkpoint.interval": "100ms", "restart.delay": "50ms"}
+    writer = tg.writeStream(df).option("checkpointLocation", folder / "chk").options(**options)
+    return writer.format("parquet").option("path", folder / "out")
+
+
+def written(folder: Path) -> list[tuple[Any, ...]]:
+    tables = [pq.read_table(path) for path in (folder / "out").glob("*.parquet")]
+    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+
+
+def staging(folder: Path) -> Path:
+    return folder / "chk" / "staging" / "source-0"
+
+
+def staged_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in staging(folder).glob("data/*/*.parquet"))
+
+
+def test_a_prefix_without_kernels_is_ingested_and_resumed_where_it_was(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for first in (0, 100):
+        add_file(tmp_path, first, 100)
+    df = stream(spark, tmp_path).selectExpr("v", SIX_TIMES, "t").where("v % 2 = 0")
+    writer(df, tmp_path).explain()
+    assert "== Spark ingests ==\nsource-0: Tidegate has no kernel for" in capsys.readouterr().out
+    for _ in range(2):
+        writer(df, tmp_path).trigger(availableNow=True).start().awaitTermination()
+        assert [(v, w) for v, w, _ in written(tmp_path)] == [(v, 6 * v) for v in range(0, 200, 2)]
+    add_file(tmp_path, 200, 100)
+    query = writer(df, tmp_path).start()
+    query.processAllAvailable()
+    query.stop()
+    assert [(v, w) for v, w, _ in written(tmp_path)] == [(v, 6 * v) for v in range(0, 300, 2)]
+    assert {int(t.timestamp()) for v, _, t in written(tmp_path)} == {v - 13 * 10**9 for v in range(0, 300, 2)}
+
+
+def test_native_ingest_refuses_what_it_cannot_do_itself(spark: SparkSession, tmp_path: Path) -> None:
+    add_file(tmp_path, 0, 1)
+    df = stream(spark, tmp_path).selectExpr(SIX_TIMES)
+    with pytest.raises(UnsupportedPlan, match="Tidegate has no kernel for"):
+        writer(df, tmp_path).option("ingest", "native").start()
+    with pytest.raises(EnvironmentProblem, match="needs 4 slots and 1 core for Spark's jobs"):
+        writer(df, tmp_path).option("parallelism", 4).start()
+    assert not (tmp_path / "chk").exists()
+
+
+def test_a_source_without_a_connector_waits_while_too_much_is_staged_and_what_is_covered_goes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    df = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5000).option("numPartitions", 1).load()
+    counted = df.selectExpr("value % 7 as k", "value").groupBy("k").sum("value")
+    query = writer(counted, tmp_path).outputMode("update").format("noop").option("path", None)
+    running = query.option("ingest.maxStaged", "64KiB").option("checkpoint.retained", 1).start()
+    batches = staging(tmp_path) / "batches"
+    sizes = []
+
+    def look() -> bool:
+        sizes.append(staged_bytes(tmp_path))
+        newest = [int(path.stem) for path in batches.glob("*.json")]
+        return len(newest) > 0 and max(newest) >= 12 and min(newest) > 3
+
+    until(look)
+    running.stop()
+    # Three batches of some 40 KiB: two may be needed by what is retained, one is on its way.
+    assert max(sizes) < 8 * 64 * 1024
+
+
+def test_with_ingest_spark_a_failing_query_commits_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    for first in range(0, 500, 100):
+        add_file(tmp_path, first, 100)
+    df = stream(spark, tmp_path).selectExpr("v % 10 as k", "v").where("v > 0")
+    failures = iter([True, False, True])
+    seen: dict[int, list[int]] = {}
+
+    def take(batch: DataFrame, batch_id: int) -> None:
+        rows = sorted(row.v for row in batch.collect())
+        assert seen.setdefault(batch_id, rows) == rows
+        if next(failures, False):
+            raise RuntimeError("once more")
+
+    options = {"parallelism": 2, "checkpoint.interval": "100ms", "restart.delay": "50ms", "ingest": "spark"}
+    query = tg.writeStream(df).option("checkpointLocation", tmp_path / "chk").options(**options).foreachBatch(take)
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(v for rows in seen.values() for v in rows) == list(range(1, 500))
+
+
+def test_what_was_staged_elsewhere_is_not_taken_for_what_is_here(spark: SparkSession, tmp_path: Path) -> None:
+    add_file(tmp_path, 0, 10)
+    df = stream(spark, tmp_path).selectExpr("v")
+    query = writer(df, tmp_path).option("ingest", "spark").start()
+    query.processAllAvailable()
+    assert len(written(tmp_path)) == 10
+    savepoint = query.stop(savepoint=True)
+    other = writer(df, tmp_path).option("ingest", "spark").option("checkpointLocation", tmp_path / "other")
+    moved = other.option("restore.from", savepoint).start()
+    with pytest.raises(IncompatibleCheckpoint, match="can be resumed in its own checkpointLocation only"):
+        moved.awaitTermination()
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
