@@ -44,9 +44,9 @@ logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 EXAMPLES = int(os.environ.get("TIDEGATE_EXPRESSION_EXAMPLES", "2"))
 ROWS = 32
 # How many of the rows that a kernel raises on are given to Spark, for each table: each is a query of its own.
-RAISING_ROWS_ASKED = 12
+RAISING_ROWS_ASKED = 8
 # Support must not get lost: raise these when more is supported.
-LEAST_SUPPORTED = {"flat": 332, "nested": 0}
+LEAST_SUPPORTED = {"flat": 335, "nested": 64}
 SUPPORTED_WINDOWS = frozenset(WINDOWS[:2])
 FAMILIES = {"flat": FLAT, "nested": NESTED}
 
@@ -229,7 +229,7 @@ class Judge:
             fine = [row for row in range(ROWS) if row not in raising[expression]]
             actual = kernels.compile_expression(bound)(rows.take(pa.array(fine, pa.int32())))
             expected = answers.column(at).combine_chunks().take(pa.array(fine, pa.int32()))
-            assert actual.type == expected.type, expression
+            assert nullable(actual.type) == nullable(expected.type), expression
             for row, mine, sparks in zip(fine, printed(actual), printed(expected), strict=True):
                 assert mine == sparks, f"{expression} of {inputs(expression, rows, row)}"
         self._check_raising(rows, raising, choose)
@@ -314,6 +314,17 @@ def printed(column: pa.Array) -> list[str]:
     return [repr(value) for value in plain.to_pylist()]
 
 
+def nullable(type_: pa.DataType) -> pa.DataType:
+    """Spark knows of some elements and fields that they are never null; Tidegate's types do not say so."""
+    if pa.types.is_map(type_):
+        return pa.map_(nullable(type_.key_type), nullable(type_.item_type))
+    if pa.types.is_list(type_):
+        return pa.list_(pa.field("element", nullable(type_.value_type)))
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(field.name, nullable(field.type)) for field in type_])
+    return type_
+
+
 def inputs(expression: str, rows: pa.RecordBatch, row: int) -> dict[str, Any]:
     names = [name for name in rows.schema.names if re.search(rf"\b{name}\b", expression)]
     return {name: rows.column(name)[row].as_py() for name in names}
@@ -386,7 +397,7 @@ def test_windows_are_what_spark_gives_or_refused(spark: SparkSession, tmp_path: 
     batch(spark, tmp_path / "rows", pa.Table.from_batches([rows]))
     expected = spark.sql(f"SELECT {expression} AS x FROM rows").toArrow().column(0).combine_chunks()
     actual = run(plan, rows).column(0)
-    assert actual.type == expected.type
+    assert nullable(actual.type) == nullable(expected.type)
     assert printed(actual) == printed(expected)
 
 
