@@ -91,6 +91,15 @@ def test_the_first_row_of_a_key_passes_and_the_order_is_kept() -> None:
     assert harness.process(("a", 5, 5), ("d", 6, 6), ("d", 7, 7)) == [("d", 6, 6)]
 
 
+def test_the_order_is_kept_among_keys_that_come_again() -> None:
+    harness = Harness(WITHIN_TEN_SECONDS)
+    harness.process(("a", 1, 1), ("b", 1, 2))
+    harness.advance(50)
+    assert harness.process(("b", 60, 3), ("a", 60, 4), ("a", 61, 0)) == [("b", 60, 3), ("a", 60, 4)]
+    harness.advance(80)
+    assert harness.process(("a", 90, 5), ("b", 90, 6), ("b", 91, 0)) == [("a", 90, 5), ("b", 90, 6)]
+
+
 def test_nulls_are_one_key() -> None:
     assert Harness(by_key()).process((None, 1, 1), ("", 2, 2), (None, 3, 3)) == [(None, 1, 1), ("", 2, 2)]
 

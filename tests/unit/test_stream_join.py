@@ -304,6 +304,26 @@ def test_a_key_group_that_was_further_keeps_its_lateness_and_what_it_let_go() ->
     assert harness.context.late_rows.count == 1
 
 
+def test_key_groups_that_were_further_let_their_rows_go_first() -> None:
+    rows = [(f"k{at}", 10, at) for at in range(40)]
+    first = Harness(join(JoinType.LEFT_OUTER))
+    first.left(*rows)
+    ahead = KeyGroupRange(60, 128)
+    harness = Harness(join(JoinType.LEFT_OUTER), first.sections(), floors=KeyGroupFloors(((ahead, 15_000),)))
+    groups = key_group_of(hash_rows(batch(rows), 1), 128)
+    further = [row for row, group in zip(rows, groups, strict=True) if int(group) in ahead]
+    assert 0 < len(further) < len(rows)
+    assert Counter(harness.advance(2)) == {(*row, *NONE): 1 for row in further}
+    assert len(harness.advance(15)) == len(rows) - len(further)
+
+
+def test_a_row_that_had_a_partner_before_a_restore_does_not_come_out_alone_after_it() -> None:
+    first = Harness(join(JoinType.FULL_OUTER))
+    first.left(("a", 10, 1))
+    first.right(("a", 10, 2))
+    assert Harness(join(JoinType.FULL_OUTER), first.sections()).advance(100) == []
+
+
 def test_a_snapshot_is_of_its_moment() -> None:
     harness = Harness(join(JoinType.LEFT_OUTER))
     harness.left(("a", 10, 1))

@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 from tidegate.model.ids import SlotIndex, TaskId
 from tidegate.network.messages import Progress
 from tidegate.plan.lower import operator_name
-from tidegate.plan.physical import AggregateSpec, ConnectSpec, JobPlan, TransformWithStateSpec, Vertex
+from tidegate.plan.physical import (
+    AggregateSpec,
+    ConnectSpec,
+    DeduplicateSpec,
+    JobPlan,
+    StreamJoinSpec,
+    TransformWithStateSpec,
+    Vertex,
+)
 from tidegate.protocol.statistics import StatisticsView
 
 
@@ -80,8 +88,11 @@ def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[Ta
     )
 
 
+_KEEPING_STATE = (AggregateSpec, TransformWithStateSpec, ConnectSpec, DeduplicateSpec, StreamJoinSpec)
+
+
 def _state_operator(vertex: Vertex) -> str | None:
-    keeping = (op for op in vertex.operators if isinstance(op, AggregateSpec | TransformWithStateSpec | ConnectSpec))
+    keeping = (operator for operator in vertex.operators if isinstance(operator, _KEEPING_STATE))
     return next(map(operator_name, keeping), None)
 
 
