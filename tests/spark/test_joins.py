@@ -282,13 +282,14 @@ def test_a_table_feeds_what_follows(spark: SparkSession, folder: Path, table: Da
     assert Counter(last.items()) == rows_of(counted(batches(spark, folder)[0]).collect())
 
 
-def test_a_table_that_is_too_large_is_refused(
+def test_a_table_that_is_too_large_is_refused_where_spark_may_not_ingest_the_join(
     spark: SparkSession, folder: Path, table: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalyst_joins, "STATIC_TABLE_LIMIT_BYTES", 100)
     stream = side(spark.readStream.schema(SCHEMA).parquet(str(folder / "a")), "a")
+    writer = tg.writeStream(stream.join(table, F.expr("ak = id"))).format("noop")
     with pytest.raises(UnsupportedPlan, match="may have 100 B"):
-        tg.writeStream(stream.join(table, F.expr("ak = id"))).format("noop").start()
+        writer.option("ingest", "native").start()
 
 
 def test_all_rows_of_a_table_cannot_be_asked_for(spark: SparkSession, folder: Path, table: DataFrame) -> None:
