@@ -37,13 +37,17 @@ class Against(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """`keys`: in update mode, how many leading columns tell the groups, of which the last row counts."""
+    """`keys`: in update mode, how many leading columns tell the groups, of which the last row counts.
+
+    `falls`: whether it is also made to fail midway; what Spark ingests fails in Spark, by other words.
+    """
 
     name: str
     build: Callable[[Tables], DataFrame]
     mode: str = "append"
     against: Against = Against.BATCH
     keys: int = 0
+    falls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
