@@ -230,7 +230,7 @@ def started(df: DataFrame) -> DataFrame:
         [("key-1", 10), ("key-2", 20), ("key-1", 5), ("nobody", 1)], "k string, start long"
     )
     schema = "k string, v long, start long"
-    return df.groupBy("k").transformWithState(StartsWith(), schema, "Append", "ProcessingTime", initial.groupBy("k"))
+    return df.groupBy("k").transformWithState(StartsWith(), schema, "Append", "None", initial.groupBy("k"))
 
 
 def test_an_initial_state_is_there_before_the_first_row_and_is_sparks(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,12 +19,14 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType, _create_row
+from pyspark.util import PythonEvalType
 
 from tidegate.connectors.messages_sink import MESSAGE_SCHEMA
 from tidegate.model.errors import OptionError, UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.nodes import MapInArrow, Node
+from tidegate.spark.commands import Command, encode_command
 
 PYTHON = "python"
 
@@ -42,7 +44,10 @@ class PythonSink:
     def writing(self, root: Node) -> MapInArrow:
         """The plan whose rows are the writer's messages."""
         function = EpochWrite(self.name, self.writer, self.schema, self.time_zone, self.binary_as_bytes)
-        return MapInArrow(root, _dumps((function, None)), f"write to {self.name}", MESSAGE_SCHEMA)
+        name = f"write to {self.name}"
+        eval_type = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        command = Command(eval_type=eval_type, pickled=_dumps((function, None)), name=name, broadcasts={}, settings={})
+        return MapInArrow(root, encode_command(command), name, MESSAGE_SCHEMA)
 
     def commit(self, messages: Sequence[bytes], batch_id: CheckpointId) -> None:
         try:

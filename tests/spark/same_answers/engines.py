@@ -23,6 +23,7 @@ from tidegate.connectors.memory import read_memory_table
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PATIENCE_S = 120.0
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _names = itertools.count()
 
 Tables: TypeAlias = Callable[[str], DataFrame]
@@ -85,6 +86,8 @@ def sparks_rows(pipeline: Pipeline, given: Input) -> list[Any]:
     if pipeline.against is Against.BATCH:
         return comparable(pipeline.build(given.batch).toArrow(), keys=0)
     name = f"spark_{next(_names)}"
+    # The other one does not serve transformWithState.
+    given.spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
     writer = pipeline.build(given.stream).writeStream.format("memory").queryName(name).outputMode(pipeline.mode)
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(int(PATIENCE_S))

@@ -116,7 +116,6 @@ _AGGREGATES = [
         lambda: (
             F.avg("item"),
             F.avg("amount"),
-            F.avg("price"),
             F.sum("price"),
         ),
     ),
@@ -210,6 +209,7 @@ _DEDUPLICATION = [
     Pipeline(
         "dropDuplicatesWithinWatermark",
         timed(lambda df: df.select("id", "ts").dropDuplicatesWithinWatermark(["id"])),
+        against=Against.STREAMING,
     ),
 ]
 

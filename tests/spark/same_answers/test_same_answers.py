@@ -1,5 +1,6 @@
 """The same DataFrame gives the same rows, whoever runs it: Spark, Tidegate, or Tidegate with a fall midway."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,25 @@ from tests.spark.same_answers.pipelines import PIPELINES
 
 pytestmark = pytest.mark.spark
 
+# A fall takes two more starts of a query: these show every kind of state, `make same-answers` lets all of them fall.
+_FALLING = {
+    "union",
+    "explode",
+    "count and sum",
+    "sets",
+    "complete mode",
+    "tumbling windows",
+    "sessions",
+    "windows over windows",
+    "dropDuplicatesWithinWatermark",
+    "inner join",
+    "full outer join",
+    "join with a table",
+    "lists and maps",
+    "event-time timers",
+}
+_ALL = "TIDEGATE_EVERY_PIPELINE_FALLS" in os.environ
+
 
 @pytest.fixture(scope="module")
 def given(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Input:
@@ -37,5 +57,5 @@ def test_the_rows_are_sparks(pipeline: Pipeline, given: Input, tmp_path: Path) -
     expected = sparks_rows(pipeline, given)
     assert expected, "a pipeline without rows shows nothing"
     assert tidegates_rows(pipeline, given, slots=3) == expected
-    if pipeline.falls:
+    if pipeline.falls and (_ALL or pipeline.name in _FALLING):
         assert tidegates_rows_after_a_fall(pipeline, given, tmp_path, slots=2, slots_afterwards=3) == expected
