@@ -196,7 +196,7 @@ def test_a_node_that_is_not_run_is_refused_by_sparks_name(
 @pytest.mark.parametrize(
     ("expression", "parts"),
     [
-        ("regexp_replace(s, '(?=1)', '2')", ["RegExpReplace", "mapInArrow"]),
+        ("regexp_replace(s, '(?=1)', '2')", ["'(?=1)'", "mapInArrow"]),
         ("rand()", ["Rand", "mapInArrow"]),
         ("current_timestamp()", ["CurrentTimestamp", "mapInArrow"]),
     ],
