@@ -111,7 +111,7 @@ FLAT: dict[str, list[str]] = {
         "timestampdiff(MONTH, ts, ts2)", "timestampdiff(QUARTER, ts, ts2)", "timestampdiff(YEAR, n, n2)",
         "extract(hour from ts - ts2)", "extract(minute from ts - ts2)", "extract(second from ts - ts2)",
         "(ts - ts2) < interval 1 day", "(ts - ts2) + interval 1 day", "-(ts - ts2)", "(ts - ts2) * 2",
-        "(ts - ts2) / 3", "interval 1 day * i", "ts + (ts2 - ts)", "make_dt_interval(y, h)", "interval 1 month",
+        "(ts - ts2) / 3", "interval 1 day * i", "ts + (ts2 - ts)", "make_dt_interval(y, h)",
     ],
     "time formats": [
         "date_format(ts, 'yyyy-MM-dd HH:mm:ss')", "date_format(ts, 'y/M/d H:m:s')", "date_format(n, 'dd MMM yyyy')",

@@ -163,10 +163,7 @@ FILTERS = [
 
 REFUSED = {
     "rand()": "Rand",
-    "cast(d as string)": "Cast",
     "cast(d as timestamp)": "Cast",
-    "greatest(d, e)": "Greatest",
-    "greatest(ts, timestamp'1970-01-01 00:00:00')": "Greatest",
     "collate(t, 'UTF8_LCASE') = 'a'": "Collat",
     "concat(s, cast(l + 1 as string))": "Concat",
     "t like s": "Like",

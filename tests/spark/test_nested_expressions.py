@@ -106,7 +106,7 @@ REFUSED = {
     "transform(t, x -> soundex(x))": "SoundEx",
     "concat(a, array(k + 1))": "Concat with arguments that may raise",
     "from_json(c, 'x int')": "JsonToStructs",
-    "parse_json(c)": "StaticInvoke",
+    "parse_json(c)": "parseJson",
     "map_concat(m, map(c, k))": "MapConcat with arguments that may raise",
     "cast(a as string)": "Cast",
     "make_interval(1)": "type interval",

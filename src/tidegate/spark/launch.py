@@ -52,6 +52,8 @@ class SparkLauncher:
         return SparkLaunch(self._spark, order, slots=slots, query_name=self._claim.query, on_exit=on_exit)
 
     def room(self) -> int | None:
+        if self._spark.sparkContext._jsc is None:  # the session was stopped
+            return None
         try:
             return slots_left_for(self._claim, self._spark)
         except (Py4JError, OSError):

@@ -105,7 +105,16 @@ def _scala_version(jars: Path) -> str:
     return ".".join(library.stem.removeprefix("scala-library-").split(".")[:2])
 
 
-def _children(pid: int) -> list[tuple[int, str]]:
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    lines = [line.strip().split(" ", 1) for line in listed.stdout.splitlines() if line.strip()]
-    return [(int(number), command) for number, command in lines]
+def _children(parent: int) -> list[tuple[int, str]]:
+    """Process ids and command lines, as Linux shows them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            # The name, in brackets, may hold anything; the parent stands behind the state that follows it.
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
+        if int(fields[1]) == parent:
+            found.append((int(process.name), command))
+    return found
