@@ -1,6 +1,8 @@
 """Runs Nexmark queries on this machine and prints what they gave: `python run.py q5 --events 200000`."""
 
 import argparse
+import os
+import sys
 import tempfile
 import time
 
@@ -19,6 +21,8 @@ def main() -> None:
     if unknown := set(arguments.queries) - known:
         parser.error(f"there is no query {', '.join(sorted(unknown))}: there are {', '.join(sorted(known))}")
 
+    # Spark opens data sources in a Python of its own choice unless it is told: take this one, which has Tidegate.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     spark = SparkSession.builder.master("local[4]").config(map=quiet).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

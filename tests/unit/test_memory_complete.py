@@ -31,6 +31,14 @@ def committed(sink: MemorySink, epoch: int, generation: int, *parts: tuple[int, 
     return {row["k"]: row["n"] for row in rows}
 
 
+def test_a_table_without_rows_has_columns_that_pyspark_can_take() -> None:
+    sink = sink_of(OutputMode.APPEND)
+    sink.prepare_location()
+    table = read_memory_table(sink.name)
+    assert table.schema == SCHEMA
+    assert [(column.num_chunks, len(column)) for column in table.columns] == [(1, 0), (1, 0)]
+
+
 def test_a_later_epoch_replaces_what_each_writer_showed() -> None:
     sink = sink_of(OutputMode.COMPLETE)
     assert committed(sink, 1, 1, (0, {"a": 1}), (1, {"b": 1})) == {"a": 1, "b": 1}

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from tidegate.connectors.nexmark import BIDS, SCHEMAS, Site
@@ -81,12 +81,17 @@ class NexmarkReader(DataSourceReader):
         return _read(self._options, partition)
 
 
-class NexmarkStreamReader(DataSourceStreamReader):
+class NexmarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets count events, of all tables."""
 
     def __init__(self, options: NexmarkOptions) -> None:
         self._options = options
         self._paced_from: tuple[float, int] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """All events are there from the start, and are read in several batches."""
+        if self._options.events is None:
+            raise OptionError("nexmark with availableNow needs an end: add .option('events', 100000).")
 
     def initialOffset(self) -> dict[str, int]:
         return {"event": 0}

@@ -69,7 +69,9 @@ def read_memory_table(name: str) -> pa.Table:
         if table is None:
             known = ", ".join(sorted(_tables)) or "none yet"
             raise OptionError(f"There is no memory table {name!r}{nearest(name, _tables)}: there are {known}.")
-        return pa.Table.from_batches(table.rows(), schema=table.schema)
+        # PySpark cannot take a nested column without any chunk.
+        nothing = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in table.schema], schema=table.schema)
+        return pa.Table.from_batches(table.rows() or [nothing], schema=table.schema)
 
 
 @dataclass(frozen=True, slots=True)
