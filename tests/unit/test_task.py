@@ -330,6 +330,16 @@ def test_a_task_ends_with_its_last_channel() -> None:
     assert made.run() == [[1], EndOfInput()]
 
 
+def test_the_last_event_time_is_told_before_the_end_although_its_turn_has_not_come() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]), watermark_interval_ms=1000.0)
+    made.arrive(CHANNELS[0], 0, Watermark(100))
+    assert made.run() == [Watermark(100)]
+    made.arrive(CHANNELS[0], 1, Watermark(200))
+    assert made.run() == [], "its turn comes in a second"
+    made.arrive(CHANNELS[0], 2, EndOfInput())
+    assert made.run() == [Watermark(200), EndOfInput()]
+
+
 def test_an_ended_task_finishes_once_its_outputs_are_consumed_and_a_later_checkpoint_is_complete() -> None:
     made = Made(answers=[Rows(rows(1)), EndOfSource()])
     made.run()

@@ -228,3 +228,28 @@ class WithoutTimers:
 
     def next_timer_ms(self) -> int | None:
         return None
+
+
+class Stateless(WithoutTimers):
+    """For operators that keep nothing: rows that go in have come out before the next barrier."""
+
+    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        return
+
+    def before_barrier(self, emit: Emit) -> None:
+        return
+
+    def end_of_input(self, emit: Emit) -> None:
+        return
+
+    def on_idle(self, emit: Emit) -> None:
+        return
+
+    def snapshot(self) -> list[Section]:
+        return []
+
+    def state_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        return

@@ -3,22 +3,19 @@
 Such a row would be late for whatever follows, so Spark fails the query and so does this. Must never drop one quietly.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan, UserCodeFailure
-from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
+from tidegate.operators.contract import Emit, Stateless
 from tidegate.plan.key_groups import fixed_values_of, validity_of
 from tidegate.plan.physical import EventTimeColumnSpec
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.state.contract import RestoredSection, Section
 
 _TICKS_PER_MS = {"ms": 1, "us": 1000}
 
 
-class EventTimeColumnOperator(WithoutTimers):
+class EventTimeColumnOperator(Stateless):
     def __init__(self, spec: EventTimeColumnSpec) -> None:
         field = spec.schema.field(spec.column)
         if not pa.types.is_timestamp(field.type) or field.type.unit not in _TICKS_PER_MS:
@@ -27,9 +24,6 @@ class EventTimeColumnOperator(WithoutTimers):
         self._column = spec.column
         self._ticks_per_ms = _TICKS_PER_MS[field.type.unit]
         self._watermark_ms = MIN_WATERMARK_MS
-
-    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
-        pass
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         column = rows.column(self._column)
@@ -46,23 +40,5 @@ class EventTimeColumnOperator(WithoutTimers):
                 )
         emit(rows)
 
-    def before_barrier(self, emit: Emit) -> None:
-        pass
-
-    def end_of_input(self, emit: Emit) -> None:
-        pass
-
-    def on_idle(self, emit: Emit) -> None:
-        pass
-
     def on_watermark(self, event_time_ms: int) -> None:
         self._watermark_ms = max(self._watermark_ms, event_time_ms)
-
-    def snapshot(self) -> list[Section]:
-        return []
-
-    def state_bytes(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass

@@ -10,16 +10,16 @@ import pyarrow as pa
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from tidegate.model.errors import UserCodeFailure
-from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
+from tidegate.operators.contract import Emit, Stateless, TaskContext
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.physical import MapInArrowSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
-from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.contract import RestoredSection
 
 MapFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Any]
 
 
-class MapInArrowOperator(WithoutTimers):
+class MapInArrowOperator(Stateless):
     def __init__(self, spec: MapInArrowSpec) -> None:
         self._spec = spec
         self._call: EpochCall | None = None
@@ -41,20 +41,11 @@ class MapInArrowOperator(WithoutTimers):
     def end_of_input(self, emit: Emit) -> None:
         self._finish_epoch(emit)
 
-    def on_idle(self, emit: Emit) -> None:
-        pass
-
     def watermark_behind(self, event_time_ms: int) -> int:
         """The function may hold rows back until its epoch ends: event time must not overtake them."""
         if self._call is None:
             self._passed_ms = event_time_ms
         return self._passed_ms
-
-    def snapshot(self) -> list[Section]:
-        return []
-
-    def state_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         call, self._call = self._call, None

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.model.errors import TidegateError, UserCodeFailure
-from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
+from tidegate.operators.contract import Emit, Stateless, TaskContext
 from tidegate.operators.map_in_arrow import EpochCall, fit_to_schema
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.physical import EvalPythonSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
-from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.contract import RestoredSection
 
 
-class PythonUdfOperator(WithoutTimers):
+class PythonUdfOperator(Stateless):
     """For functions of one batch, or of one row: each slice is a call of its own."""
 
     def __init__(self, spec: EvalPythonSpec) -> None:
@@ -41,26 +41,8 @@ class PythonUdfOperator(WithoutTimers):
             raise user_code_failure(error, called=self._called) from error
         emit(self._columns.joined(rows, results))
 
-    def before_barrier(self, emit: Emit) -> None:
-        pass
 
-    def end_of_input(self, emit: Emit) -> None:
-        pass
-
-    def on_idle(self, emit: Emit) -> None:
-        pass
-
-    def snapshot(self) -> list[Section]:
-        return []
-
-    def state_bytes(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
-
-
-class PythonIteratorUdfOperator:
+class PythonIteratorUdfOperator(Stateless):
     """For functions from an iterator to an iterator."""
 
     def __init__(self, spec: EvalPythonSpec) -> None:
@@ -87,29 +69,11 @@ class PythonIteratorUdfOperator:
     def end_of_input(self, emit: Emit) -> None:
         self._finish_epoch(emit)
 
-    def on_idle(self, emit: Emit) -> None:
-        pass
-
-    def on_watermark(self, event_time_ms: int) -> None:
-        return
-
-    def fire(self, max_timers: int, emit: Emit) -> bool:
-        return False
-
     def watermark_behind(self, event_time_ms: int) -> int:
         """Event time must not overtake rows that wait for their results."""
         if not self._waiting:
             self._passed_ms = event_time_ms
         return self._passed_ms
-
-    def next_timer_ms(self) -> int | None:
-        return None
-
-    def snapshot(self) -> list[Section]:
-        return []
-
-    def state_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         call, self._call = self._call, None

@@ -1,17 +1,15 @@
 """Operators that make several rows from one: `explode` and its relatives, grouping sets. They keep nothing."""
 
-from collections.abc import Sequence
 from typing import assert_never
 
 import pyarrow as pa
 
-from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
+from tidegate.operators.contract import Emit, Stateless
 from tidegate.plan.kernels import compile_expand, compile_generate
 from tidegate.plan.physical import ExpandSpec, GenerateSpec
-from tidegate.state.contract import RestoredSection, Section
 
 
-class RowMakerOperator(WithoutTimers):
+class RowMakerOperator(Stateless):
     """One batch in, any number out, none of them empty."""
 
     def __init__(self, spec: GenerateSpec | ExpandSpec) -> None:
@@ -25,27 +23,6 @@ class RowMakerOperator(WithoutTimers):
             case _:
                 assert_never(spec)
 
-    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
-        pass
-
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         for made in self._make(rows):
             emit(made)
-
-    def before_barrier(self, emit: Emit) -> None:
-        pass
-
-    def end_of_input(self, emit: Emit) -> None:
-        pass
-
-    def on_idle(self, emit: Emit) -> None:
-        pass
-
-    def snapshot(self) -> list[Section]:
-        return []
-
-    def state_bytes(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.operators.columnar import Flags
-from tidegate.operators.contract import Emit, TaskContext, WithoutTimers
+from tidegate.operators.contract import Emit, Stateless, TaskContext
 from tidegate.operators.join_rows import (
     PAIRS_AT_ONCE,
     Pairs,
@@ -28,12 +28,12 @@ from tidegate.plan.kernels import compile_expression, compile_projection
 from tidegate.plan.key_groups import hash_rows
 from tidegate.plan.nodes import JoinType, StreamSide
 from tidegate.plan.physical import StaticJoinSpec
-from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.contract import RestoredSection
 
 _NEVER_US = np.iinfo(np.int64).max
 
 
-class StaticJoinOperator(WithoutTimers):
+class StaticJoinOperator(Stateless):
     def __init__(self, spec: StaticJoinSpec) -> None:
         _require_ending_pairs(spec)
         self._spec = spec
@@ -69,24 +69,6 @@ class StaticJoinOperator(WithoutTimers):
             found = Pairs(pairs.run, probing[pairs.probing], pairs.places)
             self._join_pairs(rows, keys, found, has_partner, emit)
         self._emit_single(rows, has_partner, emit)
-
-    def before_barrier(self, emit: Emit) -> None:
-        pass
-
-    def end_of_input(self, emit: Emit) -> None:
-        pass
-
-    def on_idle(self, emit: Emit) -> None:
-        pass
-
-    def snapshot(self) -> list[Section]:
-        return []
-
-    def state_bytes(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
 
     def _table_keys(self, table: pa.RecordBatch) -> pa.RecordBatch:
         keys = self._spec.table.keys
