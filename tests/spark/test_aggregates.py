@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ SCHEMA = (
     "bytes binary, amount long, share double"
 )
 _names = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 @pytest.fixture(scope="module")

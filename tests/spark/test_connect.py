@@ -19,13 +19,6 @@ pytestmark = pytest.mark.spark
 _names = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 def put(spark: SparkSession, folder: Path, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
     spark.createDataFrame(rows, schema).coalesce(1).write.mode("append").parquet(str(folder))
     return spark.readStream.schema(schema).parquet(str(folder))

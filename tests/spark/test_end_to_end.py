@@ -22,13 +22,6 @@ PATIENCE_S = 90.0
 _names = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 def until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():

@@ -4,7 +4,6 @@ import gzip
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -28,13 +27,6 @@ WORDS = [
     "2024-01-02 03:04:05.123456", "2024-01-02T03:04:05.1234567Z", "2024-1-2", "2024-02-30", "1,000.5", " 1 ", "",
     "2024-01-02T03:04:05+01:00", "2024-01-02T03:04:05 Europe/Paris", "12345-01-02", "123", "2024-01-02T",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 def run(df: DataFrame, folder: Path, format_: str = "parquet", **options: Any) -> None:

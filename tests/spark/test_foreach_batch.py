@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,6 @@ import tidegate as tg
 from tidegate.model.errors import EnvironmentProblem, OptionError, UserCodeFailure
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 def add_file(folder: Path, first: int, rows: int) -> None:

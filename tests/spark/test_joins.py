@@ -34,13 +34,6 @@ PATIENCE_S = 90.0
 _names = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Event time goes up from file to file by a minute each, and moves about within one; some keys are null."""

@@ -24,13 +24,6 @@ INPUT = "k long, s struct<x: long, y: string>, a array<long>, m map<string, stru
 ROW_COST_S = 0.002  # seconds of work for each slot: it is stopped long before its end
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 @pytest.fixture(scope="module")
 def source(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nested_jobs") / "in"

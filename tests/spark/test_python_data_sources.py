@@ -27,13 +27,6 @@ from tidegate.model.errors import OptionError, UserCodeFailure
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 def writer(df: DataFrame, folder: Path) -> tg.DataStreamWriter:
     options = {"parallelism": 2, "checkpoint.interval": "100ms", "restart.delay": "50ms"}
     return tg.writeStream(df).option("checkpointLocation", folder / "chk").options(**options)

@@ -23,13 +23,6 @@ SCHEMA = "id long, text string, at timestamp, day date, price decimal(10, 2), re
 _names = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("udfs") / "in"

@@ -81,13 +81,6 @@ def taken(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Taken:
     return Taken(folder, savepoint)
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 def until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():

@@ -11,17 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-import tidegate as tg
 from tests.spark.test_transform_with_state import numbered, put, rows_of, sparks_rows, spread, stream
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 def described(key: Any, frame: pd.DataFrame) -> str:

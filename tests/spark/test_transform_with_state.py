@@ -25,13 +25,6 @@ _names = itertools.count()
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 def put(folder: Path, rows: Iterable[tuple[str, int, int]]) -> None:
     """One more file of (key, seconds, value)."""
     folder.mkdir(exist_ok=True)

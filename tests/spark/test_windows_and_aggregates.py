@@ -31,13 +31,6 @@ ROWS = 3000
 _names = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 @pytest.fixture(scope="module")
 def events(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Event time goes up from file to file by a minute each, and moves about within one; every value may be null."""

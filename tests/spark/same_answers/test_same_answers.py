@@ -1,13 +1,11 @@
 """The same DataFrame gives the same rows, whoever runs it: Spark, Tidegate, or Tidegate with a fall midway."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-import tidegate as tg
 from tests.spark.same_answers.data import make_input
 from tests.spark.same_answers.engines import (
     Input,
@@ -43,13 +41,6 @@ _ALL = "TIDEGATE_EVERY_PIPELINE_FALLS" in os.environ
 @pytest.fixture(scope="module")
 def given(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Input:
     return make_input(spark, tmp_path_factory.mktemp("input"))
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda pipeline: pipeline.name)
