@@ -452,6 +452,21 @@ def test_cores_that_come_back_in_time_are_used() -> None:
     assert [launch.slots for launch in job.launcher.launches] == [2, 2]
 
 
+def test_without_any_core_a_new_launch_waits_for_one() -> None:
+    job = Hand(restart=FixedDelay(3, DELAY_MS))
+    job.run()
+    job.launcher.free = 0
+    job.exit(Broken("executor lost"))
+    job.pass_ms(DELAY_MS)
+    for _ in range(5):
+        job.pass_ms(ROOM_TIMEOUT_MS)
+    assert (job.state, len(job.launcher.launches)) == ("restarting", 1)
+    job.launcher.free = 1
+    job.pass_ms(200)
+    job.store_all()
+    assert [launch.slots for launch in job.launcher.launches] == [2, 1]
+
+
 def test_a_job_that_had_fewer_slots_gets_all_back_with_the_next_launch() -> None:
     job = Hand(restart=FixedDelay(3, DELAY_MS))
     job.run()

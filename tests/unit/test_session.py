@@ -59,6 +59,33 @@ def test_applications_do_not_share_slots() -> None:
     assert ledger.claim(session(cores=4, application_id="app-2"), query="x", wanted=4).slots == 4
 
 
+def test_after_a_loss_a_query_may_have_what_others_and_sparks_own_jobs_leave() -> None:
+    ledger = SlotLedger()
+    first = ledger.claim(session(cores=8), query="x", wanted=4, spare=1)
+    ledger.claim(session(cores=8), query="y", wanted=2)
+    assert ledger.left_for(first, cores=8) == 5
+    assert ledger.left_for(first, cores=6) == 3
+    assert ledger.left_for(first, cores=1) == 0, "the last core is for the jobs that Spark runs for it"
+
+
+def test_after_a_loss_two_queries_do_not_wait_for_each_other() -> None:
+    ledger = SlotLedger()
+    first = ledger.claim(session(cores=5), query="x", wanted=3)
+    second = ledger.claim(session(cores=5), query="y", wanted=1)
+    assert (ledger.left_for(first, cores=2), ledger.left_for(second, cores=2)) == (1, 0)
+    ledger.occupy(first, slots=1)
+    assert ledger.left_for(second, cores=2) == 1
+    assert ledger.left_for(first, cores=5) == 4, "and may have all back"
+
+
+def test_an_ended_query_occupies_nothing() -> None:
+    ledger = SlotLedger()
+    claim = ledger.claim(session(cores=2), query="x", wanted=2)
+    ledger.release(claim)
+    ledger.occupy(claim, slots=2)
+    assert ledger.held("app-1") == ()
+
+
 def test_a_parallelism_below_one_is_a_wrong_option() -> None:
     with pytest.raises(OptionError, match="'parallelism' is 0"):
         SlotLedger().claim(session(cores=4), query="x", wanted=0)

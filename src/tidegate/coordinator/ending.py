@@ -25,7 +25,8 @@ _NEVER_MS = float("inf")
 class Restarting:
     """From a failure to the next generation: the delay, then in place, or by a new launch once the old one is gone.
 
-    A new launch waits a while for as many cores as are `wanted`, then takes what there is.
+    A new launch waits a while for as many cores as are `wanted`, then takes what there is; for the first one it waits
+    until somebody stops the job.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Restarting:
         self._wanted = wanted
         self._start_again = start_again
         self._patient_until_ms = 0.0
+        self._has_warned = False
         self._start_at_ms = _NEVER_MS
         self._cancel_at_ms = _NEVER_MS
         self._awaits_exit = False
@@ -50,6 +52,7 @@ class Restarting:
     def begin(self, *, delay_ms: float) -> None:
         self._start_at_ms = self._clock.monotonic_ms() + delay_ms
         self._patient_until_ms = self._start_at_ms + _ROOM_TIMEOUT_MS
+        self._has_warned = False
         if not self._launch.has_all_slots:
             self.send_away()
 
@@ -89,12 +92,18 @@ class Restarting:
     def _go(self, now_ms: float) -> None:
         slots = self._wanted
         if not self._launch.is_there and (room := self._launch.room()) is not None and room < slots:
-            if now_ms < self._patient_until_ms:
+            if now_ms < self._patient_until_ms or room < 1:
+                self._warn_without_room(now_ms, room)
                 self._start_at_ms = now_ms + _LOOK_FOR_ROOM_MS
                 return
-            slots = max(1, room)
+            slots = room
         self.close()
         self._start_again(slots)
+
+    def _warn_without_room(self, now_ms: float, room: int) -> None:
+        if room < 1 and now_ms >= self._patient_until_ms and not self._has_warned:
+            self._has_warned = True
+            log.warning("The query waits for an executor: Spark has no core left for it.")
 
 
 class Leaving:

@@ -20,7 +20,7 @@ from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, La
 from tidegate.model.errors import UserError
 from tidegate.model.ids import SlotIndex
 from tidegate.model.version import VERSION
-from tidegate.spark.session import SlotClaim, slots_left_for
+from tidegate.spark.session import SlotClaim, occupy_slots, slots_left_for
 from tidegate.worker.main import SlotOrder, run_slot
 
 _CANCELLED = "SPARK_JOB_CANCELLED"
@@ -49,6 +49,7 @@ class SparkLauncher:
         self._claim = claim
 
     def launch(self, order: SlotOrder, *, slots: int, on_exit: Callable[[LaunchExit], None]) -> "SparkLaunch":
+        occupy_slots(self._claim, slots=slots)
         return SparkLaunch(self._spark, order, slots=slots, query_name=self._claim.query, on_exit=on_exit)
 
     def room(self) -> int | None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyspark
@@ -91,6 +91,22 @@ class SlotLedger:
         with self._lock:
             self._claims.pop(claim.serial, None)
 
+    def left_for(self, claim: SlotClaim, *, cores: int) -> int:
+        """How many of these cores the claim's query may occupy: what others leave, but a fair share at least.
+
+        Without the share, two queries that have lost an executor would wait for each other's cores.
+        """
+        others = [other for other in self.held(claim.application_id) if other.serial != claim.serial]
+        held = sum(other.slots for other in others)
+        usable = max(0, cores - max([claim.spare, *(other.spare for other in others)]))
+        return max(usable - held, usable * claim.slots // (claim.slots + held))
+
+    def occupy(self, claim: SlotClaim, *, slots: int) -> None:
+        """The claim's query starts with so many slots; the others may have what it leaves."""
+        with self._lock:
+            if claim.serial in self._claims:
+                self._claims[claim.serial] = replace(claim, slots=slots)
+
     def held(self, application_id: str) -> tuple[SlotClaim, ...]:
         with self._lock:
             return self._held_by(application_id)
@@ -108,8 +124,11 @@ def claim_slots(spark: SparkSession, *, query: str, wanted: int | None, spare: i
 
 def slots_left_for(claim: SlotClaim, spark: SparkSession) -> int:
     """How many slots a query could have now: executors may have gone since it made its claim."""
-    others = sum(other.slots for other in LEDGER.held(claim.application_id) if other.serial != claim.serial)
-    return max(0, _concurrent_tasks(spark.sparkContext) - others)
+    return LEDGER.left_for(claim, cores=_concurrent_tasks(spark.sparkContext))
+
+
+def occupy_slots(claim: SlotClaim, *, slots: int) -> None:
+    LEDGER.occupy(claim, slots=slots)
 
 
 def release_slots(claim: SlotClaim) -> None:
