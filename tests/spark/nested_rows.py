@@ -1,19 +1,13 @@
-"""A table of nested columns with nulls, empty collections and extremes, and what Spark and the kernels make of it."""
+"""A table of nested columns with nulls, empty collections and extremes."""
 
 import math
-import re
-from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from tidegate.model.errors import UserCodeFailure
-from tidegate.plan import kernels
-from tidegate.plan.nodes import Expand, Filter, Generate, Node, Project, Scan
-from tidegate.spark.catalyst import read_plan
+from tests.spark.kernel_answers import offer
 
 NAN, INF = math.nan, math.inf
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
@@ -81,63 +75,6 @@ def _as_arrow(value: object) -> object:
 TABLE = table()
 
 
-def register_tables(spark: SparkSession, root: Path) -> Path:
-    """The views `nested`, a batch, and `stream_nested`, a stream of the same file."""
-    pq.write_table(pa.Table.from_batches([TABLE]), root / "rows.parquet")
-    batch = spark.read.parquet(str(root))
-    batch.createOrReplaceTempView("nested")
-    spark.readStream.schema(batch.schema).parquet(str(root)).createOrReplaceTempView("stream_nested")
-    return root
-
-
-def by_spark(spark: SparkSession, query: str) -> pa.Table | str:
-    """The result, or the class of the error."""
-    try:
-        return spark.sql(query).toArrow()
-    except Exception as error:
-        return error_class(error)
-
-
-def by_kernels(spark: SparkSession, query: str) -> pa.Table | str:
-    plan = read_plan(spark.sql(query))
-    try:
-        return pa.Table.from_batches([run(plan, TABLE)])
-    except UserCodeFailure as error:
-        return error_class(error)
-
-
-def error_class(error: Exception) -> str:
-    found = re.search(r"\[([A-Z_]+)(\.[A-Z_]+)*\]|Illegal sequence boundaries|must have the same length", str(error))
-    return (found.group(1) or found.group(0)) if found else f"unknown: {error}"
-
-
-def run(node: Node, rows: pa.RecordBatch) -> pa.RecordBatch:
-    match node:
-        case Scan():
-            return rows
-        case Project():
-            return kernels.compile_projection(node.columns, node.schema)(run(node.child, rows))
-        case Filter():
-            return kernels.compile_filter(node.condition)(run(node.child, rows))
-        case Generate():
-            make = kernels.compile_generate(
-                node.collection, node.exploded_as, node.of_empty, kept=node.kept, schema=node.schema
-            )
-            return _one_batch(make(run(node.child, rows)), node.schema)
-        case Expand():
-            make = kernels.compile_expand(node.projections, node.schema)
-            return _one_batch(make(run(node.child, rows)), node.schema)
-    raise AssertionError(f"no stateless plan: {node}")
-
-
-def printed(result: pa.Table | str) -> object:
-    """Comparable: NaN equals itself and -0.0 differs from 0.0; whether a part may be null is not compared."""
-    if isinstance(result, str):
-        return result
-    types = [str(field.type).replace(" not null", "").replace("list<element", "list<item") for field in result.schema]
-    return types, [[repr(value) for value in column.to_pylist()] for column in result.columns]
-
-
-def _one_batch(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    table = pa.Table.from_batches(list(batches), schema=schema).combine_chunks()
-    return table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=schema)
+def offer_nested(spark: SparkSession, folder: Path) -> None:
+    """As the views `nested` and `stream_nested`."""
+    offer(spark, folder, "nested", TABLE)

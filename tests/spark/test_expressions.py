@@ -1,25 +1,17 @@
-"""Every expression gives what Spark gives, or is refused: never a different answer.
-
-Spark evaluates a batch read of a small table; the kernels evaluate the plan of a streaming read of the same files.
-"""
+"""Every expression gives what Spark gives, or is refused: never a different answer."""
 
 import datetime
 import logging
 import math
 import re
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tidegate.model.errors import UnsupportedPlan, UserCodeFailure
-from tidegate.plan import kernels
-from tidegate.plan.nodes import Filter, Project, Scan
+from tests.spark.kernel_answers import by_kernels, by_spark, differences, offer, printed, run
+from tidegate.model.errors import UnsupportedPlan
 from tidegate.spark.catalyst import read_plan
 
 pytestmark = pytest.mark.spark
@@ -173,130 +165,35 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("expressions")
     for name, rows in TABLES.items():
-        (root / name).mkdir()
-        pq.write_table(pa.Table.from_batches([rows]), root / name / "rows.parquet")
-        batch = spark.read.parquet(str(root / name))
-        batch.createOrReplaceTempView(name)
-        spark.readStream.schema(batch.schema).parquet(str(root / name)).createOrReplaceTempView(f"stream_{name}")
-    return root
-
-
-@pytest.fixture(params=["ansi", "legacy"])
-def mode(spark: SparkSession, tables: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    before = spark.conf.get("spark.sql.ansi.enabled")
-    spark.conf.set("spark.sql.ansi.enabled", str(request.param == "ansi").lower())
-    yield request.param
-    spark.conf.set("spark.sql.ansi.enabled", before)
-
-
-class SparksAnswers:
-    """What Spark says about each expression; many are asked in one query, as each query costs a compilation."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._known: dict[tuple[str, str], dict[str, pa.Table | str]] = {}
-
-    def of(self, mode: str, table: str, expression: str) -> pa.Table | str:
-        if (mode, table) not in self._known:
-            chunks = [SUPPORTED[start : start + 16] for start in range(0, len(SUPPORTED), 16)]
-            answers: dict[str, pa.Table | str] = {}
-            for chunk in chunks:
-                answers |= self._ask(chunk, table)
-            self._known[mode, table] = answers
-        return self._known[mode, table][expression]
-
-    def _ask(self, expressions: list[str], table: str) -> dict[str, pa.Table | str]:
-        """Halves the list until what raises stands alone."""
-        selected = ", ".join(f"{expression} AS x{at}" for at, expression in enumerate(expressions))
-        result = by_spark(self._spark, f"SELECT {selected} FROM {table}")
-        if not isinstance(result, str):
-            named = (result.select([at]).rename_columns(["x"]) for at in range(len(expressions)))
-            return dict(zip(expressions, named, strict=True))
-        if len(expressions) == 1:
-            return {expressions[0]: result}
-        half = len(expressions) // 2
-        return self._ask(expressions[:half], table) | self._ask(expressions[half:], table)
-
-
-@pytest.fixture(scope="module")
-def sparks_answers(spark: SparkSession, tables: Path) -> SparksAnswers:
-    return SparksAnswers(spark)
-
-
-def by_spark(spark: SparkSession, query: str) -> pa.Table | str:
-    """The result, or the class of the error."""
-    try:
-        return spark.sql(query).toArrow()
-    except Exception as error:
-        return error_class(error)
-
-
-def by_kernels(spark: SparkSession, query: str, table: str) -> pa.Table | str:
-    plan = read_plan(spark.sql(query))
-    try:
-        return pa.Table.from_batches([run(plan, TABLES[table])])
-    except UserCodeFailure as error:
-        return error_class(error)
-
-
-def error_class(error: Exception) -> str:
-    found = re.search(r"\[([A-Z_]+)(\.[A-Z_]+)*\]", str(error))
-    return found.group(1) if found else f"unknown: {error}"
-
-
-def run(node: Any, rows: pa.RecordBatch) -> pa.RecordBatch:
-    match node:
-        case Scan():
-            return rows
-        case Project():
-            return kernels.compile_projection(node.columns, node.schema)(run(node.child, rows))
-        case Filter():
-            return kernels.compile_filter(node.condition)(run(node.child, rows))
-    raise AssertionError(f"no stateless plan: {node}")
-
-
-def printed(result: pa.Table | str) -> object:
-    """Comparable: NaN equals itself and -0.0 differs from 0.0, as the bits do."""
-    if isinstance(result, str):
-        return result
-    types = [field.type for field in result.schema]
-    return types, [[repr(value) for value in _within_python(column).to_pylist()] for column in result.columns]
-
-
-def _within_python(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Python's datetime ends at the year 9999; Spark's timestamps do not."""
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        offer(spark, root / name, name, rows)
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("expression", SUPPORTED)
-def test_an_expression_gives_what_spark_gives(
-    spark: SparkSession, sparks_answers: SparksAnswers, mode: str, expression: str, table: str
-) -> None:
-    expected = sparks_answers.of(mode, table, expression)
-    actual = by_kernels(spark, f"SELECT {expression} AS x FROM stream_{table}", table)
-    assert printed(actual) == printed(expected)
+def test_an_expression_gives_what_spark_gives(spark: SparkSession, tables: None, mode: str, table: str) -> None:
+    assert differences(spark, SUPPORTED, table, TABLES[table]) == {}
 
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("condition", FILTERS)
-def test_a_filter_keeps_what_spark_keeps(spark: SparkSession, mode: str, condition: str, table: str) -> None:
+def test_a_filter_keeps_what_spark_keeps(
+    spark: SparkSession, tables: None, mode: str, condition: str, table: str
+) -> None:
     expected = by_spark(spark, f"SELECT * FROM {table} WHERE {condition}")
-    actual = by_kernels(spark, f"SELECT * FROM stream_{table} WHERE {condition}", table)
+    actual = by_kernels(spark, f"SELECT * FROM stream_{table} WHERE {condition}", TABLES[table])
     assert printed(actual) == printed(expected)
 
 
 @pytest.mark.parametrize(("expression", "named"), REFUSED.items())
-def test_what_has_no_kernel_is_refused_by_name(spark: SparkSession, tables: Path, expression: str, named: str) -> None:
+def test_what_has_no_kernel_is_refused_by_name(spark: SparkSession, tables: None, expression: str, named: str) -> None:
     with pytest.raises(UnsupportedPlan, match=re.escape(named)):
         read_plan(spark.sql(f"SELECT {expression} AS x FROM stream_calm"))
 
 
 @pytest.mark.parametrize("how", ["any", "all"])
-def test_dropna_counts_nan_as_missing(spark: SparkSession, tables: Path, how: str) -> None:
+def test_dropna_counts_nan_as_missing(spark: SparkSession, tables: None, how: str) -> None:
     subset = ["l", "d", "s"]
     expected = spark.table("extremes").dropna(how, subset=subset).toArrow()
     plan = read_plan(spark.table("stream_extremes").dropna(how, subset=subset))

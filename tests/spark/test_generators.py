@@ -1,11 +1,10 @@
 """Rows made from rows are Spark's, in Spark's order; generators without a kernel are refused by name."""
 
-from pathlib import Path
-
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.nested_rows import by_kernels, by_spark, printed, register_tables
+from tests.spark.kernel_answers import by_kernels, by_spark, printed
+from tests.spark.nested_rows import TABLE, offer_nested
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.spark.catalyst import read_plan
 
@@ -32,16 +31,16 @@ QUERIES = [
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return register_tables(spark, tmp_path_factory.mktemp("generators"))
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
+    offer_nested(spark, tmp_path_factory.mktemp("generators"))
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_generator_makes_the_rows_that_spark_makes(spark: SparkSession, tables: Path, query: str) -> None:
+def test_a_generator_makes_the_rows_that_spark_makes(spark: SparkSession, tables: None, query: str) -> None:
     expected = by_spark(spark, query.format(t="nested"))
-    assert printed(by_kernels(spark, query.format(t="stream_nested"))) == printed(expected)
+    assert printed(by_kernels(spark, query.format(t="stream_nested"), TABLE)) == printed(expected)
 
 
-def test_a_generator_without_a_kernel_is_refused_by_name(spark: SparkSession, tables: Path) -> None:
+def test_a_generator_without_a_kernel_is_refused_by_name(spark: SparkSession, tables: None) -> None:
     with pytest.raises(UnsupportedPlan, match="Generate with JsonTuple"):
         read_plan(spark.sql("SELECT json_tuple(c, 'x') FROM stream_nested"))

@@ -2,14 +2,12 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.nested_rows import by_kernels, by_spark, printed, register_tables
+from tests.spark.kernel_answers import by_kernels, by_spark, differences, printed
+from tests.spark.nested_rows import TABLE, offer_nested
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.spark.catalyst import read_plan
 
@@ -116,91 +114,24 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return register_tables(spark, tmp_path_factory.mktemp("nested"))
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
+    offer_nested(spark, tmp_path_factory.mktemp("nested"))
 
 
-@pytest.fixture(params=["ansi", "legacy"])
-def mode(spark: SparkSession, tables: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    before = spark.conf.get("spark.sql.ansi.enabled")
-    spark.conf.set("spark.sql.ansi.enabled", str(request.param == "ansi").lower())
-    yield request.param
-    spark.conf.set("spark.sql.ansi.enabled", before)
-
-
-class Answers:
-    """What Spark and the kernels say about each expression; many are asked in one query, as each query costs time."""
-
-    def __init__(self, spark: SparkSession, answer: Callable[[SparkSession, list[str]], list[pa.Table] | str]) -> None:
-        self._spark = spark
-        self._answer = answer
-        self._known: dict[str, dict[str, pa.Table | str]] = {}
-
-    def of(self, mode: str, expression: str) -> pa.Table | str:
-        if mode not in self._known:
-            answers: dict[str, pa.Table | str] = {}
-            for start in range(0, len(SUPPORTED), 16):
-                answers |= self._ask(SUPPORTED[start : start + 16])
-            self._known[mode] = answers
-        return self._known[mode][expression]
-
-    def _ask(self, expressions: list[str]) -> dict[str, pa.Table | str]:
-        """Halves the list until what raises stands alone."""
-        result = self._answer(self._spark, expressions)
-        if not isinstance(result, str):
-            return dict(zip(expressions, result, strict=True))
-        if len(expressions) == 1:
-            return {expressions[0]: result}
-        half = len(expressions) // 2
-        return self._ask(expressions[:half]) | self._ask(expressions[half:])
-
-
-@pytest.fixture(scope="module")
-def sparks_answers(spark: SparkSession, tables: Path) -> Answers:
-    return Answers(spark, columns_by_spark)
-
-
-@pytest.fixture(scope="module")
-def kernels_answers(spark: SparkSession, tables: Path) -> Answers:
-    return Answers(spark, columns_by_kernels)
-
-
-def columns_by_spark(spark: SparkSession, expressions: list[str]) -> list[pa.Table] | str:
-    return _columns(by_spark(spark, f"SELECT {_selected(expressions)} FROM nested"))
-
-
-def columns_by_kernels(spark: SparkSession, expressions: list[str]) -> list[pa.Table] | str:
-    try:
-        return _columns(by_kernels(spark, f"SELECT {_selected(expressions)} FROM stream_nested"))
-    except Exception as error:  # remembered, so that it fails one test and not all
-        return f"{type(error).__name__}: {error}"
-
-
-def _selected(expressions: list[str]) -> str:
-    return ", ".join(f"{expression} AS x{at}" for at, expression in enumerate(expressions))
-
-
-def _columns(result: pa.Table | str) -> list[pa.Table] | str:
-    if isinstance(result, str):
-        return result
-    return [result.select([at]).rename_columns(["x"]) for at in range(result.num_columns)]
-
-
-@pytest.mark.parametrize("expression", SUPPORTED)
-def test_a_nested_expression_gives_what_spark_gives(
-    sparks_answers: Answers, kernels_answers: Answers, mode: str, expression: str
-) -> None:
-    assert printed(kernels_answers.of(mode, expression)) == printed(sparks_answers.of(mode, expression))
+def test_a_nested_expression_gives_what_spark_gives(spark: SparkSession, tables: None, mode: str) -> None:
+    assert differences(spark, SUPPORTED, "nested", TABLE) == {}
 
 
 @pytest.mark.parametrize("condition", FILTERS)
-def test_a_filter_on_nested_values_keeps_what_spark_keeps(spark: SparkSession, mode: str, condition: str) -> None:
+def test_a_filter_on_nested_values_keeps_what_spark_keeps(
+    spark: SparkSession, tables: None, mode: str, condition: str
+) -> None:
     expected = by_spark(spark, f"SELECT * FROM nested WHERE {condition}")
-    actual = by_kernels(spark, f"SELECT * FROM stream_nested WHERE {condition}")
+    actual = by_kernels(spark, f"SELECT * FROM stream_nested WHERE {condition}", TABLE)
     assert printed(actual) == printed(expected)
 
 
 @pytest.mark.parametrize(("expression", "named"), REFUSED.items())
-def test_what_has_no_kernel_is_refused_by_name(spark: SparkSession, tables: Path, expression: str, named: str) -> None:
+def test_what_has_no_kernel_is_refused_by_name(spark: SparkSession, tables: None, expression: str, named: str) -> None:
     with pytest.raises(UnsupportedPlan, match=re.escape(named)):
         read_plan(spark.sql(f"SELECT {expression} AS x FROM stream_nested"))

@@ -1,23 +1,18 @@
-"""Strings, regular expressions, decimals, mathematics, casts and TRY mode: what Spark gives, or a refusal.
-
-Many expressions are asked in one query, as each query costs Spark a compilation.
-"""
+"""Strings, regular expressions, decimals, mathematics, casts and TRY mode: what Spark gives, or a refusal."""
 
 import itertools
 import math
 import re
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.test_expressions import by_spark, error_class, printed, run
-from tidegate.model.errors import UnsupportedPlan, UserCodeFailure
+from tests.spark.kernel_answers import differences, offer, run, selected
+from tidegate.model.errors import UnsupportedPlan
 from tidegate.spark.catalyst import read_plan
 
 pytestmark = pytest.mark.spark
@@ -192,7 +187,6 @@ NUMERIC = [
 ]  # fmt: skip
 FAMILIES = {"strings": STRINGS, "patterns": PATTERNS, "decimals": DECIMALS, "numbers": NUMERIC}
 # Expressions in one query: more make Spark's generated code too long to compile as one.
-CHUNK = 24
 # By the digits that Java prints for a float, which are the shortest since version 19.
 BY_DIGITS = [
     "round(d, 2)", "round(d)", "bround(d)", "bround(d, 1)", "round(d, 17)", "round(d / 3, 4)", "round(l / 8, 2)",
@@ -247,72 +241,7 @@ REFUSED = {
 def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("texts")
     for name, rows in TABLES.items():
-        (root / name).mkdir()
-        pq.write_table(pa.Table.from_batches([rows]), root / name / "rows.parquet")
-        batch = spark.read.parquet(str(root / name))
-        batch.createOrReplaceTempView(name)
-        spark.readStream.schema(batch.schema).parquet(str(root / name)).createOrReplaceTempView(f"stream_{name}")
-
-
-@pytest.fixture(params=["ansi", "legacy"])
-def mode(spark: SparkSession, streams: None, request: pytest.FixtureRequest) -> Iterator[str]:
-    before = spark.conf.get("spark.sql.ansi.enabled")
-    spark.conf.set("spark.sql.ansi.enabled", str(request.param == "ansi").lower())
-    yield request.param
-    spark.conf.set("spark.sql.ansi.enabled", before)
-
-
-def selected(expressions: list[str], source: str) -> str:
-    return f"SELECT {', '.join(f'{expression} AS x{at}' for at, expression in enumerate(expressions))} FROM {source}"
-
-
-def by_kernels(spark: SparkSession, expressions: list[str], name: str) -> dict[str, object]:
-    plan = read_plan(spark.sql(selected(expressions, f"stream_{name}")))
-    try:
-        result = run(plan, TABLES[name])
-    except UserCodeFailure as error:
-        if len(expressions) == 1:
-            return {expressions[0]: error_class(error)}
-        half = len(expressions) // 2
-        return by_kernels(spark, expressions[:half], name) | by_kernels(spark, expressions[half:], name)
-    return {expression: shown(result.column(at)) for at, expression in enumerate(expressions)}
-
-
-def by_sparks(spark: SparkSession, expressions: list[str], name: str) -> dict[str, object]:
-    result = by_spark(spark, selected(expressions, name))
-    if not isinstance(result, str):
-        return {expression: shown(result.column(at)) for at, expression in enumerate(expressions)}
-    if len(expressions) == 1:
-        return {expressions[0]: result}
-    half = len(expressions) // 2
-    return by_sparks(spark, expressions[:half], name) | by_sparks(spark, expressions[half:], name)
-
-
-def shown(values: pa.Array | pa.ChunkedArray) -> object:
-    """Bits: strings as bytes, which need not be UTF-8, and times as numbers, which may be beyond Python's."""
-    stored = {pa.string(): pa.binary(), pa.date32(): pa.int32()}.get(values.type, values.type)
-    return values.type, printed(pa.table([values.cast(stored)], names=["x"]))
-
-
-def compare(spark: SparkSession, expressions: list[str], name: str) -> dict[str, tuple[object, object]]:
-    """What differs; those that raise are asked alone, so that Spark need not look for them."""
-    actual: dict[str, object] = {}
-    for start in range(0, len(expressions), CHUNK):
-        actual |= by_kernels(spark, expressions[start : start + CHUNK], name)
-    quiet = [expression for expression in expressions if not isinstance(actual[expression], str)]
-    expected: dict[str, object] = {}
-    for start in range(0, len(quiet), CHUNK):
-        expected |= by_sparks(spark, quiet[start : start + CHUNK], name)
-    # Without generated code Spark says the same, and sooner.
-    spark.conf.set("spark.sql.codegen.wholeStage", "false")
-    spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    for expression in expressions:
-        if expression not in expected:
-            expected |= by_sparks(spark, [expression], name)
-    spark.conf.unset("spark.sql.codegen.factoryMode")
-    spark.conf.unset("spark.sql.codegen.wholeStage")
-    assert set(actual) == set(expected) == set(expressions)
-    return {each: (actual[each], expected[each]) for each in expressions if actual[each] != expected[each]}
+        offer(spark, root / name, name, rows)
 
 
 def java_version(spark: SparkSession) -> int:
@@ -322,18 +251,20 @@ def java_version(spark: SparkSession) -> int:
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_expression_gives_what_spark_gives(spark: SparkSession, mode: str, family: str, name: str) -> None:
-    assert compare(spark, FAMILIES[family], name) == {}
+def test_an_expression_gives_what_spark_gives(
+    spark: SparkSession, streams: None, mode: str, family: str, name: str
+) -> None:
+    assert differences(spark, FAMILIES[family], name, TABLES[name]) == {}
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_digits_of_floats_are_javas_or_refused(spark: SparkSession, mode: str, name: str) -> None:
+def test_digits_of_floats_are_javas_or_refused(spark: SparkSession, streams: None, mode: str, name: str) -> None:
     if java_version(spark) >= 19:
-        assert compare(spark, BY_DIGITS, name) == {}
+        assert differences(spark, BY_DIGITS, name, TABLES[name]) == {}
     else:
         for expression in BY_DIGITS:
             with pytest.raises(UnsupportedPlan, match="prints some floats with too many digits"):
-                by_kernels(spark, [expression], name)
+                read_plan(spark.sql(selected([expression], f"stream_{name}")))
 
 
 @pytest.mark.parametrize(("expression", "named"), REFUSED.items())
@@ -345,11 +276,8 @@ def test_what_may_differ_is_refused_by_name(spark: SparkSession, streams: None, 
 def test_every_letter_has_the_case_that_spark_gives_it(spark: SparkSession, tmp_path: Path) -> None:
     letters = [chr(code) for code in range(0x80, 0x20000) if not 0xD800 <= code < 0xE000]
     rows = pa.RecordBatch.from_arrays([pa.array(letters)], names=["c"])
-    pq.write_table(pa.Table.from_batches([rows]), tmp_path / "letters.parquet")
+    offer(spark, tmp_path, "letters", rows)
     query = "SELECT upper(c) AS u, lower(c) AS l, initcap(c) AS i FROM {}"
-    batch = spark.read.parquet(str(tmp_path))
-    batch.createOrReplaceTempView("letters")
-    spark.readStream.schema(batch.schema).parquet(str(tmp_path)).createOrReplaceTempView("stream_letters")
     expected = spark.sql(query.format("letters")).toArrow()
     actual = run(read_plan(spark.sql(query.format("stream_letters"))), rows)
     for name in ("u", "l", "i"):
