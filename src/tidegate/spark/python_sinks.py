@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.datasource import (
@@ -27,6 +26,7 @@ from tidegate.model.ids import CheckpointId
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.nodes import MapInArrow, Node
 from tidegate.spark.commands import Command, encode_command
+from tidegate.spark.pickling import dumps, loads
 
 PYTHON = "python"
 
@@ -46,18 +46,18 @@ class PythonSink:
         function = EpochWrite(self.name, self.writer, self.schema, self.time_zone, self.binary_as_bytes)
         name = f"write to {self.name}"
         eval_type = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-        command = Command(eval_type=eval_type, pickled=_dumps((function, None)), name=name, broadcasts={}, settings={})
+        command = Command(eval_type=eval_type, pickled=dumps((function, None)), name=name, broadcasts={}, settings={})
         return MapInArrow(root, encode_command(command), name, MESSAGE_SCHEMA)
 
     def commit(self, messages: Sequence[bytes], batch_id: CheckpointId) -> None:
         try:
-            _loads(self.writer).commit([_loads(message) for message in messages], int(batch_id))
+            loads(self.writer).commit([loads(message) for message in messages], int(batch_id))
         except Exception as error:
             raise user_code_failure(error, called=f"commit of the data source {self.name!r}") from error
 
     def abort(self, batch_id: CheckpointId) -> None:
         try:
-            _loads(self.writer).abort([], int(batch_id))
+            loads(self.writer).abort([], int(batch_id))
         except Exception as error:
             raise user_code_failure(error, called=f"abort of the data source {self.name!r}") from error
 
@@ -71,7 +71,7 @@ def find_python_sink(df: DataFrame, name: str, options: Mapping[str, str]) -> Py
     writer = _stream_writer(source_class, name, options, df.schema)
     return PythonSink(
         name=name,
-        writer=_dumps(writer),
+        writer=dumps(writer),
         schema=df.schema,
         time_zone=str(spark.conf.get("spark.sql.session.timeZone")),
         binary_as_bytes=spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true",
@@ -82,7 +82,7 @@ def registered_data_source(spark: SparkSession, name: str) -> type[DataSource] |
     sources = spark._jsparkSession.sessionState().dataSourceManager()
     if not sources.dataSourceExists(name):
         return None
-    found: type[DataSource] = _loads(bytes(sources.lookupDataSource(name).dataSourceCls().command().unsafeArray()))
+    found: type[DataSource] = loads(bytes(sources.lookupDataSource(name).dataSourceCls().command().unsafeArray()))
     return found
 
 
@@ -97,7 +97,7 @@ class EpochWrite:
         self._binary_as_bytes = binary_as_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer = _loads(self._writer)
+        writer = loads(self._writer)
         in_zone = (_in_zone(batch, self._time_zone) for batch in batches)
         rows: Any = in_zone if isinstance(writer, DataSourceStreamArrowWriter) else self._rows(in_zone)
         try:
@@ -109,7 +109,7 @@ class EpochWrite:
                 f"write of the data source {self._name!r} returned {type(message).__name__}: "
                 f"it must return a WriterCommitMessage."
             )
-        yield pa.RecordBatch.from_arrays([pa.array([_dumps(message)], pa.binary())], schema=MESSAGE_SCHEMA)
+        yield pa.RecordBatch.from_arrays([pa.array([dumps(message)], pa.binary())], schema=MESSAGE_SCHEMA)
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
         converters = [
@@ -150,12 +150,3 @@ def _in_zone(batch: pa.RecordBatch, zone: str) -> pa.RecordBatch:
         column = batch.column(at).cast(pa.timestamp(field.type.unit, zone))
         batch = batch.set_column(at, pa.field(field.name, column.type), column)
     return batch
-
-
-def _dumps(value: Any) -> bytes:
-    pickled: bytes = CPickleSerializer().dumps(value)  # type: ignore[no-untyped-call]
-    return pickled
-
-
-def _loads(data: bytes) -> Any:
-    return CPickleSerializer().loads(data)  # type: ignore[no-untyped-call]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.datasource_internal import SimpleInputPartition, _SimpleStreamReaderWrapper, _streamReader
@@ -21,6 +20,7 @@ from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 from tidegate.model.errors import OptionError, UserCodeFailure
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.nodes import Scan
+from tidegate.spark.pickling import dumps, loads
 
 PYTHON = "python"
 _PYTHON_CLASS = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2"
@@ -44,7 +44,7 @@ def read_python_relation(relation: Any, schema: pa.Schema) -> Scan:
     except Exception as error:
         # Not for Spark to ingest either: it would ask the same class.
         raise OptionError(f"The data source {name!r} gave no stream reader: {type(error).__name__}: {error}") from error
-    return Scan(PYTHON, {"format": name}, schema, _dumps(opener))
+    return Scan(PYTHON, {"format": name}, schema, dumps(opener))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class OpenStream:
     batch_rows: int
 
     def __call__(self) -> "PythonStream":
-        return PythonStream(self, _loads(self.data_source))
+        return PythonStream(self, loads(self.data_source))
 
 
 class PythonStream:
@@ -102,12 +102,12 @@ class PythonStream:
     def partitions(self, start: str, end: str) -> list[bytes]:
         first, last = json.loads(start), json.loads(end)
         if isinstance(self._reader, _SimpleStreamReaderWrapper):
-            return [_dumps(SimpleInputPartition(first, last))]
-        return [_dumps(partition) for partition in self._call("partitions", first, last)]
+            return [dumps(SimpleInputPartition(first, last))]
+        return [dumps(partition) for partition in self._call("partitions", first, last)]
 
     def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
         try:
-            read = self._reader.read(_loads(partition))
+            read = self._reader.read(loads(partition))
             if not isinstance(read, Iterator):
                 raise TypeError(f"read returned {type(read).__name__}, and must return an iterator")
             for batch in records_to_arrow_batches(read, self._batch_rows, self._spark_schema, self._data_source):
@@ -175,12 +175,3 @@ def _jvm() -> Any:
     context = SparkContext._active_spark_context
     assert context is not None and context._jvm is not None, "a DataFrame exists, so its JVM does"
     return context._jvm
-
-
-def _dumps(value: Any) -> bytes:
-    pickled: bytes = CPickleSerializer().dumps(value)  # type: ignore[no-untyped-call]
-    return pickled
-
-
-def _loads(data: bytes) -> Any:
-    return CPickleSerializer().loads(data)  # type: ignore[no-untyped-call]
