@@ -1,6 +1,6 @@
 # The only entry: every other script, and CI, calls these targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint sim same-answers bench bench-protocol docs format lock clean
+.PHONY: help setup demo check test lint sim same-answers bench bench-protocol pack docs format lock clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
@@ -60,6 +60,9 @@ bench: setup ## Measure throughput and checkpoints on this machine
 
 bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARGS=--json prints numbers
 	@$(BIN)/python -m benchmarks.protocol $(ARGS)
+
+pack: setup ## Pack Python and Tidegate into one archive for spark-submit; WITH=polars takes more packages along
+	@$(BIN)/python scripts/pack_environment.py $(if $(WITH),--with $(WITH))
 
 docs: setup ## Check that the documents say what the code does and every link leads somewhere
 	@$(BIN)/python -m pytest -q tests/architecture/test_docs_links.py tests/architecture/test_reference.py

@@ -46,6 +46,8 @@ class StreamingQuery:
         # What stands before the sources: Spark's own queries, if they ingest for this one.
         self._feed_all_available: Callable[[], None] = lambda: None
         self._is_more_fed: Callable[[], bool] = lambda: False
+        # Spark's listeners have heard of the end before those who wait for it.
+        self._await_last_events: Callable[[], None] = lambda: None
         with _active_lock:
             _active[self._run_id] = self
         coordinator.on_finish(self._forget)
@@ -103,6 +105,7 @@ class StreamingQuery:
         """Waits for the end; raises what the query failed with. With a timeout (seconds): whether it has ended."""
         has_ended = self._wait(timeout)
         if has_ended:
+            self._await_last_events()
             self._refresh()
             if (failure := self.exception()) is not None:
                 raise failure
@@ -148,6 +151,7 @@ class StreamingQuery:
             alignment = self._savepoints.alignment(unaligned=unaligned)
             path = take_savepoint(self._coordinator, folder, alignment=alignment, afterwards=Afterwards.SUSPEND)
         self._wait(None)
+        self._await_last_events()
         self._refresh()
         return path
 

@@ -30,6 +30,7 @@ from tidegate.plan.physical import JobPlan
 from tidegate.plan.scan_settings import with_scan_settings
 from tidegate.spark.catalyst import check_output_mode, require_classic
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
+from tidegate.spark.events import QueryIdentity, SparkEvents
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
 from tidegate.spark.microbatch import WriterCalls, start_micro_batches
 from tidegate.spark.session import (
@@ -334,6 +335,10 @@ class DataStreamWriter:
             savepoints=SavepointPlace(None if is_passing else location, options.guarantee),
         )
         query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
+        identity = QueryIdentity(id=query.id, run_id=query.runId, name=query.name, sink=sink.format)
+        events = SparkEvents(spark, coordinator, identity)
+        query._await_last_events = events.await_last
+        events.start()
         if sink.format == "memory":
             query._refresh = lambda: _show_memory_table(spark, name)
         return query

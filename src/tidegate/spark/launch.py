@@ -76,7 +76,8 @@ class SparkLaunch:
         self._slots = slots
         self._query_name = query_name
         self._on_exit = on_exit
-        self._group = f"tidegate-{order.job}-{order.launch}-{uuid.uuid4().hex[:8]}"
+        # Spark's page shows it beside the job's number.
+        self._group = f"{query_name}-{order.launch}-{uuid.uuid4().hex[:8]}"
         self._was_cancelled_by_us = False
         # A daemon: it sits in a call to the JVM, which ends when the job does or the JVM goes.
         self._thread = threading.Thread(target=self._carry, name=f"tidegate-launch-{order.launch}", daemon=True)
@@ -109,7 +110,8 @@ class SparkLaunch:
 
     def _run_job(self) -> None:
         context = self._spark.sparkContext
-        context.setJobGroup(self._group, f"Tidegate query {self._query_name!r}", interruptOnCancel=False)
+        description = f"{self._query_name}: slots of Tidegate, launch {self._order.launch}"
+        context.setJobGroup(self._group, description, interruptOnCancel=False)
         # An idle timeout would end slots that wait for data.
         self._spark.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "0")
         slots = self._spark.range(0, self._slots, 1, self._slots)

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,30 +47,38 @@ class StandaloneCluster:
 
 
 @contextmanager
-def standalone_cluster(folder: Path, *, workers: int, cores: int, memory: str = "1g") -> Iterator[StandaloneCluster]:
-    """So many workers of so many cores each; logs and work directories go into `folder`."""
+def standalone_cluster(
+    folder: Path, *, workers: int, cores: int, memory: str = "1g", environment: Mapping[str, str] | None = None
+) -> Iterator[StandaloneCluster]:
+    """So many workers of so many cores each; logs and work directories go into `folder`.
+
+    `environment`: what the machines' processes see, by default what this process sees.
+    """
+    seen = dict(os.environ if environment is None else environment)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         log = folder / "master.log"
-        master = _start(stack, log, _MASTER, "--host", _HOST, "--port", "0", "--webui-port", "0")
+        master = _start(stack, log, seen, _MASTER, "--host", _HOST, "--port", "0", "--webui-port", "0")
         url = _await(master, log, re.compile(r"spark://[\d.]+:\d+"))
         cluster = StandaloneCluster(url)
         for number in range(workers):
             size = ["--cores", str(cores), "--memory", memory, "--work-dir", str(folder / f"worker-{number}")]
             log = folder / f"worker-{number}.log"
             place = ["--host", _HOST, "--port", "0", "--webui-port", "0"]
-            cluster._workers.append(_start(stack, log, _WORKER, *place, *size, url))
+            cluster._workers.append(_start(stack, log, seen, _WORKER, *place, *size, url))
         for number, worker in enumerate(cluster._workers):
             _await(worker, folder / f"worker-{number}.log", re.compile(r"Successfully registered with master"))
         yield cluster
 
 
-def _start(stack: ExitStack, log: Path, java_class: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(
+    stack: ExitStack, log: Path, seen: Mapping[str, str], java_class: str, *arguments: str
+) -> subprocess.Popen[bytes]:
     import pyspark
 
     home = Path(pyspark.__file__).parent
     jars = home / "jars"
-    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_SCALA_VERSION": _scala_version(jars)}
+    environment = {**seen, "SPARK_HOME": str(home), "SPARK_SCALA_VERSION": _scala_version(jars)}
     command = [str(ensure_java().home / "bin" / "java"), _DAEMON_MEMORY, "-cp", f"{jars}/*", java_class, *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
