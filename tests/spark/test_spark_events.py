@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import tidegate as tg
-from tidegate.coordinator.views import JobView
+from tidegate.coordinator.views import CheckpointView, JobView
 from tidegate.model.errors import UserCodeFailure
 from tidegate.spark.events import QueryIdentity, SparkEvents
 
@@ -96,7 +97,6 @@ def test_a_listener_hears_why_a_query_failed(spark: SparkSession, heard: Heard, 
     with pytest.raises(UserCodeFailure, match="the shop is closed"):
         query.processAllAvailable()
     until(lambda: "terminated" in heard.kinds())
-    assert heard.of("started")[0].name is None  # it was given none
     assert "the shop is closed" in heard.of("terminated")[0].exception
 
 
@@ -117,15 +117,42 @@ def job_groups(spark: SparkSession) -> list[str]:
     return [job.jobGroup().get() for job in active]
 
 
-class NeverRuns:
+class Over:
+    """A query that has ended."""
+
+    def __init__(self, *checkpoints: CheckpointView) -> None:
+        self._checkpoints = checkpoints
+
     def wait(self, timeout_s: float | None) -> bool:
         return True
 
     def view(self) -> JobView:
-        return JobView(state="stopped", generation=1)
+        return JobView(state="stopped", generation=1, checkpoints=self._checkpoints)
 
     def failure(self) -> None:
         return None
+
+
+def identity(name: str | None) -> QueryIdentity:
+    return QueryIdentity(id=str(uuid.uuid4()), run_id=str(uuid.uuid4()), name=name, sink="noop")
+
+
+def test_a_query_without_a_name_has_none_in_any_event(spark: SparkSession, heard: Heard) -> None:
+    checkpoint = CheckpointView(
+        id=7,
+        status="completed",
+        kind="aligned",
+        triggered_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        duration_ms=12.5,
+    )
+    events = SparkEvents(spark, Over(checkpoint), identity(None))
+    events.start()
+    events.await_last()
+    until(lambda: "terminated" in heard.kinds())
+    assert heard.kinds() == ["started", "progress", "terminated"]
+    (progress,) = heard.of("progress")
+    assert (heard.of("started")[0].name, progress.name) == (None, None)
+    assert (progress.batchId, progress.timestamp) == (7, "2026-01-02T03:04:05.000Z")
 
 
 class WithoutEvents:
@@ -139,8 +166,7 @@ class WithoutEvents:
 def test_a_spark_without_such_events_is_named_once_and_harms_nothing(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    identity = QueryIdentity(id=str(uuid.uuid4()), run_id=str(uuid.uuid4()), name="orders", sink="noop")
-    events = SparkEvents(WithoutEvents(spark), NeverRuns(), identity)  # type: ignore[arg-type]
+    events = SparkEvents(WithoutEvents(spark), Over(), identity("orders"))  # type: ignore[arg-type]
     events.start()
     events.await_last()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
