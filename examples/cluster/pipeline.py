@@ -7,7 +7,7 @@ from pyspark.sql.types import StringType
 ORDERS = "number long, user string, cents long, at timestamp"
 
 
-def _euros(cents: int) -> str:
+def _euros(cents):
     return f"{cents // 100}.{cents % 100:02d} €"
 
 
