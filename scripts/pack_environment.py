@@ -60,9 +60,7 @@ class CannotPack(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Pack Python, Tidegate and what it needs for spark-submit.")
-    parser.add_argument(
-        "--output", type=Path, default=DEFAULT_ARCHIVE, help="a .tar.gz, or a .tar (larger, sooner done)"
-    )
+    parser.add_argument("--output", type=Path, default=DEFAULT_ARCHIVE, help="a .tar.gz")
     parser.add_argument("--with", dest="extra", metavar="PACKAGE", nargs="*", default=[], help="also take these along")
     arguments = parser.parse_args()
     try:
@@ -78,13 +76,16 @@ def main() -> int:
     return 0
 
 
-def pack(output: Path, *, extra: Sequence[str] = ()) -> None:
+def pack(output: Path, *, extra: Sequence[str] = (), compression: int = _COMPRESSION) -> None:
+    # Spark unpacks a plain .tar or .zip without its permissions, after which nobody may run the Python inside.
+    if not output.name.endswith((".tar.gz", ".tgz")):
+        raise CannotPack(f"{output} is no .tar.gz: Spark unpacks other archives without their permissions.")
     files = {**_interpreter(), **_packages(extra=extra)}
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}")
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-pack-") as compiled,
-        _opened(unfinished) as archive,
+        tarfile.open(unfinished, "w:gz", dereference=True, compresslevel=compression) as archive,
     ):
         for name, source in sorted({**files, **_bytecode(files, Path(compiled))}.items()):
             archive.add(source, arcname=name, recursive=False, filter=_owned_by_nobody)
@@ -243,12 +244,6 @@ def _bytecode(files: dict[str, Path], compiled: Path) -> dict[str, Path]:
 
 def _below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def _opened(output: Path) -> tarfile.TarFile:
-    if output.suffix == ".tar":
-        return tarfile.open(output, "w", dereference=True)
-    return tarfile.open(output, "w:gz", dereference=True, compresslevel=_COMPRESSION)
 
 
 def _add_wrapper(archive: tarfile.TarFile) -> None:

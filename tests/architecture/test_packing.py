@@ -1,6 +1,7 @@
 """What the guide tells people to type is what the script prints and the tests run."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from scripts.pack_environment import (
     CannotPack,
     distributions,
     example_command,
+    pack,
     shown,
     system_libraries,
 )
@@ -40,6 +42,11 @@ def test_packages_of_ones_own_are_packed_with_what_they_need() -> None:
     assert {"hypothesis", "sortedcontainers"} <= distributions(extra=["hypothesis"]).keys()
     with pytest.raises(CannotPack, match="nothing-like-it is not installed"):
         distributions(extra=["nothing-like-it"])
+
+
+def test_an_archive_whose_permissions_spark_would_drop_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotPack, match=r"is no \.tar\.gz"):
+        pack(tmp_path / "environment.tar")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the dynamic linker")

@@ -44,8 +44,8 @@ def submit(cluster: StandaloneCluster, archive: Path, folder: Path) -> "subproce
 
 
 def test_a_packed_environment_carries_the_job_to_machines_without_tidegate(tmp_path: Path) -> None:
-    archive = tmp_path / "environment.tar"
-    pack(archive)
+    archive = tmp_path / "environment.tar.gz"
+    pack(archive, compression=1)
     with standalone_cluster(tmp_path / "cluster", workers=2, cores=2, environment=BARE) as cluster:
         run = submit(cluster, archive, tmp_path)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]

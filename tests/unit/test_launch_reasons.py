@@ -38,6 +38,11 @@ def test_the_reason_is_the_last_word_before_javas_stack(text: str, reason: str) 
 def test_what_cannot_work_is_not_tried_again() -> None:
     missing = exit_for("ModuleNotFoundError: No module named 'tidegate'")
     assert isinstance(missing, Impossible) and "'tidegate'" in missing.message and "PYSPARK_PYTHON" in missing.message
+    text = (
+        JOB + 'java.io.IOException: Cannot run program "./environment/bin/python": error=13, Permission denied' + STACK
+    )
+    no_python = exit_for(reason_in(text))
+    assert isinstance(no_python, Impossible) and '"./environment/bin/python": error=13' in no_python.message
     refused = exit_for("OptionError: Option 'network.bindHost' is 'x', which this host cannot resolve: give another.")
     assert refused == Impossible("Option 'network.bindHost' is 'x', which this host cannot resolve: give another.")
     crashed = "SparkException: Python worker exited unexpectedly (crashed)."

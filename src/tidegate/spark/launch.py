@@ -24,6 +24,8 @@ from tidegate.spark.session import SlotClaim, occupy_slots, slots_left_for
 from tidegate.worker.main import SlotOrder, run_slot
 
 _CANCELLED = "SPARK_JOB_CANCELLED"
+# What Java says of a program that is missing or may not be run.
+_CANNOT_RUN = "Cannot run program "
 # Slots listen where Spark says that their executor lives.
 HOST_OF_EXECUTOR = ""
 _USER_ERRORS = frozenset({UserError.__name__, *(kind.__name__ for kind in UserError.__subclasses__())})
@@ -141,6 +143,11 @@ def exit_for(reason: str) -> LaunchExit:
         return Impossible(
             f"The workers cannot load Tidegate ({message}): install it for the Python that runs on the executors, "
             f"or set PYSPARK_PYTHON to one that has it."
+        )
+    if message.startswith(_CANNOT_RUN):
+        return Impossible(
+            f"The executors cannot start the slots' Python ({message}): set spark.pyspark.python to one that is there "
+            f"on every machine, or comes with the job by --archives."
         )
     if name in _USER_ERRORS:
         return Impossible(message)
