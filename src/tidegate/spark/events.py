@@ -72,7 +72,8 @@ class SparkEvents:
         self._identity = identity
         self._bus: _Bus | None = _Bus(spark, identity)
         self._counted = _Counted()
-        self._thread = threading.Thread(target=self._follow, name=f"tidegate-events-{identity.name}", daemon=True)
+        name = f"tidegate-events-{identity.name or identity.run_id}"
+        self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
 
     def start(self) -> None:
         """Listeners have heard of the query when this returns, as with Structured Streaming."""
