@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from tidegate.connectors.csv_tokens import Marks, split_words
-from tidegate.connectors.malformed import Parsed, either, joined
-from tidegate.connectors.text_values import FloatWords, Reading, reading
+from tidegate.plan.parsing.parsed import Parsed, either, joined, runs
+from tidegate.plan.parsing.text_values import FloatWords, Reading, reading
 
 # What String.trim removes: a line of nothing else is no record.
 _BLANKS = "".join(map(chr, range(33)))
@@ -39,7 +39,7 @@ class CsvColumns:
         lines = lines.filter(pc.not_equal(pc.utf8_trim(lines, _BLANKS), ""))
         pieces = []
         at = 0
-        for is_plain, count in _runs(self._is_plain(lines)):
+        for is_plain, count in runs(self._is_plain(lines)):
             part = lines.slice(at, count)
             words, bad = (self._in_bulk(part), None) if is_plain else self._one_by_one(part)
             pieces.append(self._converted(words, bad, part))
@@ -122,12 +122,6 @@ class CsvColumns:
 
 def can_read(type_: pa.DataType) -> bool:
     return pa.types.is_string(type_) or reading(type_, zone="UTC", floats=FloatWords()) is not None
-
-
-def _runs(mask: pa.Array) -> list[tuple[bool, int]]:
-    runs = pc.run_end_encode(mask)
-    ends = [0, *runs.run_ends.to_pylist()]
-    return [(value, end - start) for value, start, end in zip(runs.values.to_pylist(), ends, ends[1:], strict=False)]
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

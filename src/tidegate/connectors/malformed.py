@@ -3,7 +3,6 @@
 Both text formats parse a block into `Parsed`; what the reader gives out is decided here, once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,21 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import Damaged, OptionError
+from tidegate.plan.parsing.parsed import Parsed
 
 
 class Mode(Enum):
     PERMISSIVE = "permissive"
     DROPMALFORMED = "dropmalformed"
     FAILFAST = "failfast"
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """Rows in order. `bad`: None if none is; `records` holds the text each row came from."""
-
-    columns: Sequence[pa.Array]
-    bad: pa.Array | None
-    records: pa.Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +45,6 @@ class Malformed:
         if parsed.bad is None:
             return pa.nulls(len(parsed.records), pa.string())
         return pc.if_else(parsed.bad, parsed.records, pa.scalar(None, pa.string()))
-
-
-def joined(pieces: Sequence[Parsed]) -> Parsed:
-    if len(pieces) == 1:
-        return pieces[0]
-    columns = [pa.concat_arrays(list(arrays)) for arrays in zip(*(piece.columns for piece in pieces), strict=True)]
-    records = pa.concat_arrays([piece.records for piece in pieces])
-    if all(piece.bad is None for piece in pieces):
-        return Parsed(columns, None, records)
-    bad = [pa.array([False] * len(piece.records), pa.bool_()) if piece.bad is None else piece.bad for piece in pieces]
-    return Parsed(columns, pa.concat_arrays(bad), records)
-
-
-def either(masks: Sequence[pa.Array | None]) -> pa.Array | None:
-    found = None
-    for mask in masks:
-        if mask is not None:
-            found = mask if found is None else pc.or_(found, mask)
-    return found
 
 
 def read_mode(text: str, *, owner: str) -> Mode:

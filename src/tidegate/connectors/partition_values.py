@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from tidegate.connectors.text_values import FloatWords, Unreadable, reading
 from tidegate.model.errors import Damaged
+from tidegate.plan.parsing.text_values import FloatWords, Unreadable, reading
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^") | frozenset(map(chr, range(1, 32)))

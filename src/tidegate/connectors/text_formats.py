@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.connectors.csv_rows import CsvColumns
 from tidegate.connectors.csv_tokens import Marks
 from tidegate.connectors.file_listing import FileSplit
-from tidegate.connectors.json_rows import JsonColumns
 from tidegate.connectors.malformed import Malformed, Mode
 from tidegate.connectors.text_lines import changed, read_lines, read_whole
+from tidegate.plan.parsing.json_rows import BLANK, record_columns
 
 
 class TextRows:
@@ -74,11 +75,12 @@ class JsonFormat:
     def open(self, file: FileSplit, columns: pa.Schema, *, wanted: Sequence[str], first_row: int) -> TextRows:
         schema = pa.schema([columns.field(name) for name in wanted])
         data = pa.schema([column for column in schema if column.name != self.corrupt_column])
-        parse = JsonColumns(data, self.zone).parse
+        parse = record_columns(data, zone=self.zone).parse
         malformed = Malformed(self.mode, self.corrupt_column if self.corrupt_column in wanted else None)
 
         def pieces() -> Iterator[pa.RecordBatch]:
             for lines in read_lines(file.path, size_bytes=file.size_bytes, separator=self.separator):
+                lines = lines.filter(pc.not_equal(pc.utf8_trim(lines, BLANK), ""))
                 yield malformed.settle(parse(lines), schema, path=file.path)
 
         return TextRows(file.path, pieces(), first_row=first_row)

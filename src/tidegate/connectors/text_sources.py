@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from tidegate.connectors import csv_rows, json_rows
+from tidegate.connectors import csv_rows
 from tidegate.connectors.csv_tokens import Marks
 from tidegate.connectors.file_source import FILE_OPTIONS, FileSource, file_source
 from tidegate.connectors.malformed import read_mode
@@ -16,6 +16,7 @@ from tidegate.connectors.options import Options
 from tidegate.connectors.text_formats import CsvFormat, JsonFormat, TextFormat
 from tidegate.model.errors import OptionError
 from tidegate.plan.nodes import Scan
+from tidegate.plan.parsing.json_values import can_convert
 
 _CORRUPT = "_corrupt_record"
 _TEXT_OPTIONS = (*FILE_OPTIONS, "encoding", "lineSep", "wholetext")
@@ -53,7 +54,7 @@ def json_from_scan(scan: Scan) -> FileSource:
     owner = "json source"
     options = Options(scan.options, owner=owner, known=(*_RECORD_OPTIONS, *_JSON_DEFAULTS))
     _check_records(options, _JSON_DEFAULTS, owner=owner)
-    corrupt = _corrupt_column(options, scan, json_rows.can_read, owner=owner)
+    corrupt = _corrupt_column(options, scan, can_convert, owner=owner)
     fmt = JsonFormat(
         separator=_separator(options, owner),
         mode=read_mode(options.text("mode", default="PERMISSIVE"), owner=owner),

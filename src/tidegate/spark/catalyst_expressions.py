@@ -13,6 +13,7 @@ import pyarrow as pa
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan import kernels
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal, Try
+from tidegate.spark.catalyst_json import json_settings
 from tidegate.spark.catalyst_nested import check_settings_of_session, nested_settings, read_jvm_value
 from tidegate.spark.catalyst_text import (
     LIKE_LISTS,
@@ -147,7 +148,8 @@ def _function(tree: ExpressionTree, name: str, children: tuple[Expression, ...])
     type_ = _result_type(tree, children)
     if name in ("Round", "BRound"):
         require_known_digits(tree, children[0].type, type_)
-    return Call(name, children, type_, is_ansi, (*_settings(tree), *jvm_settings(tree)), rules_of_call(tree))
+    settings = (*_settings(tree), *jvm_settings(tree), *json_settings(tree))
+    return Call(name, children, type_, is_ansi, settings, rules_of_call(tree))
 
 
 # Where an expression stands, how it raises errors, what else is read elsewhere.

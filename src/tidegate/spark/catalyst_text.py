@@ -60,12 +60,20 @@ def require_known_digits(tree: ExpressionTree, source: pa.DataType, target: pa.D
     )
     if not prints or not any(map(pa.types.is_floating, _leaves(source))):
         return
-    version = str(_jvm().java.lang.System.getProperty("java.specification.version"))
-    if version.startswith("1.") or int(version) < _SHORTEST_DIGITS_SINCE:
+    if not java_prints_shortest_digits():
         raise UnsupportedPlan(
-            f"Java {version} prints some floats with too many digits, needed for `{tree.sql()}`: "
+            f"Java {_java_version()} prints some floats with too many digits, needed for `{tree.sql()}`: "
             f"run Spark on Java {_SHORTEST_DIGITS_SINCE} or newer, or compute it in mapInArrow."
         )
+
+
+def java_prints_shortest_digits() -> bool:
+    version = _java_version()
+    return not version.startswith("1.") and int(version) >= _SHORTEST_DIGITS_SINCE
+
+
+def _java_version() -> str:
+    return str(_jvm().java.lang.System.getProperty("java.specification.version"))
 
 
 def _leaves(type_: pa.DataType) -> list[pa.DataType]:

@@ -24,6 +24,7 @@ from tidegate.plan.kernels import (
     hashes,
     interval_arithmetic,
     intervals,
+    json_functions,
     lambdas,
     logic,
     mathematics,
@@ -72,6 +73,7 @@ _BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **encodings.BUILDERS,
     **regex.BUILDERS,
     **mathematics.BUILDERS,
+    **json_functions.BUILDERS,
 }
 # Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
 _NULL_INTOLERANT = (

@@ -5,6 +5,7 @@ Spark would read in a way that depends on the day, or that is not known here, is
 guessed. Owns no file and no option.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ _MICROS_PER_DAY = 86_400 * _MICROS_PER_S
 _LONG = 1 << 63
 _FIRST_GREGORIAN_DAY = -141_427
 _EPOCH = datetime(1970, 1, 1)
+_FIRST_MICROS, _LAST_MICROS = -62_135_596_800 * _MICROS_PER_S, 253_402_300_799 * _MICROS_PER_S
+# The calendar repeats every 400 years.
+_MICROS_PER_CYCLE = 146_097 * _MICROS_PER_DAY
 # What UTF8String.trimAll removes: Java's whitespace and ISO control characters of one byte.
 BLANKS = "".join(map(chr, range(33))) + "\x7f"
 UTC_ZONES = frozenset({"UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "Zulu"})
@@ -322,12 +326,10 @@ def _region_offset_micros(local: int, zone: str) -> int:
         region = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):
         raise Unreadable from None
-    try:
-        moment = _EPOCH + timedelta(microseconds=local)
-    except OverflowError:
-        raise Damaged(
-            f"A timestamp of the zone {zone!r} lies outside of the years 1 to 9999: write it in UTC."
-        ) from None
+    # Python's years end at 1 and 9999; beyond, a zone's rules repeat with the calendar, or have not begun.
+    cycles = (local - min(max(local, _FIRST_MICROS), _LAST_MICROS)) / _MICROS_PER_CYCLE
+    whole = math.ceil(cycles) if cycles > 0 else math.floor(cycles)
+    moment = _EPOCH + timedelta(microseconds=local - whole * _MICROS_PER_CYCLE)
     # In a gap fold 0 gives the offset before it, in an overlap the earlier one: both as java.time does.
     delta = moment.replace(tzinfo=region, fold=0).utcoffset()
     assert delta is not None, "a region always has an offset"
