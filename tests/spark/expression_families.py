@@ -63,11 +63,14 @@ FLAT: dict[str, list[str]] = {
         "levenshtein(s, t)", "soundex(t)", "split(w, '-')", "char_length(t)", "position('b' in t)",
         "overlay(t placing 'xx' from 2)", "bin(l)", "encode(t, 'utf-8')", "decode(bin, 'utf-8')", "ilike(t, 'A%')",
         "luhn_check(s)", "space(3)", "elt(2, s, t)", "find_in_set(s, '1,2,abc')", "split_part(w, '-', 1)",
+        "split(w, '[-/ ]', 2)", "split(t, 'a|b')", "split(t, 'a', 1)", "split(s, '\\\\.')",
+        "format_string('%s-%d%%', t, l)", "printf('%s', s)", "format_string('%5d', i)",
     ],
     "regex": [
         "t rlike 'a+'", "t rlike '^[a-c]*$'", "regexp_extract(w, '([0-9]+)-([0-9]+)', 2)",
         "regexp_replace(t, '[0-9]', 'x')", "regexp_count(t, 'a')", "regexp_like(w, '^[0-9]{4}-')", "t rlike '(?i)A'",
-        "regexp_instr(t, 'b')", "regexp_substr(w, '[0-9]+')", "t like 'a\\\\_%'",
+        "regexp_instr(t, 'b')", "regexp_extract_all(w, '([0-9]+)-([0-9]+)', 2)", "regexp_extract_all(t, '[ab]', 0)",
+        "regexp_substr(w, '[0-9]+')", "t like 'a\\\\_%'",
     ],
     "decimals": [
         "dec + dec", "dec - dec2", "dec * dec", "dec / dec2", "dec % 7", "-dec", "abs(dec)", "dec > 1.5", "dec = 0",
@@ -130,6 +133,11 @@ FLAT: dict[str, list[str]] = {
         "xxhash64(ts, dt, n)", "xxhash64(dec)", "xxhash64(long_text)", "hash(long_text)", "hash(l, null)",
         "xxhash64(cast(null as string), t)",
     ],
+    "json": [
+        "to_json(struct(l, i, h, y, b, s, t))", "to_json(struct(d, dec, dec2))", "to_json(struct(ts, dt, n))",
+        "to_json(named_struct('f', f))", "to_json(struct(s, l), map('ignoreNullFields', 'false'))",
+        "to_json(struct(ts), map('timestampFormat', 'yyyy'))", "get_json_object(s, '$')",
+    ],
     "never the same twice": [
         "uuid()", "rand()", "randn(3)", "monotonically_increasing_id()",
     ],
@@ -163,6 +171,9 @@ NESTED: dict[str, list[str]] = {
         "get_json_object(js, '$.a')", "get_json_object(js, '$.b[0]')", "from_json(js, 'a INT')",
         "from_json(js, 'a STRING, b ARRAY<INT>')", "to_json(st)", "to_json(arr)", "json_array_length(js)",
         "to_json(mp)", "json_object_keys(js)", "schema_of_json('{}')",
+        "to_json(words)", "to_json(array(st, null))", "to_json(named_struct('m', mp, 'a', arr, 's', st, 't', ts))",
+        "from_json(js, 'a STRING, _corrupt_record STRING').a", "to_json(from_json(js, 'a STRING, b ARRAY<INT>'))",
+        "from_json(js, 'MAP<STRING, STRING>')['a']",
     ],
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import tidegate as tg
+from tests.spark.json_texts import texts
 from tidegate.model.errors import OptionError, UserError
 
 pytestmark = pytest.mark.spark
@@ -228,7 +229,40 @@ def test_what_would_not_be_sparks_answer_is_refused_by_name(
     (tmp_path / "in").mkdir()
     df = spark.readStream.schema("a long").options(**options).csv(str(tmp_path / "in"))
     with pytest.raises(UserError, match=message):
-        run(df, tmp_path)
+        run(df, tmp_path, ingest="native")
+
+
+NESTED = (
+    "a STRUCT<a: INT, b: STRING, c: ARRAY<INT>>, b ARRAY<STRUCT<a: INT, t: DATE>>, c MAP<STRING, STRING>, "
+    "m STRUCT<x: MAP<STRING, INT>>, e ARRAY<ARRAY<STRING>>, x STRING, _corrupt_record STRING"
+)
+
+
+def test_nested_json_lines_of_any_kind_are_read_as_spark_reads_them(spark: SparkSession, tmp_path: Path) -> None:
+    lines = [text for text in texts(7, 600) if text and not {"\n", "\r"} & set(text)]
+    write_lines(tmp_path / "in" / "a.json", lines)
+    without_maps = "a STRUCT<a: INT, b: STRING>, b ARRAY<STRUCT<a: INT, t: DATE>>, e INT, _corrupt_record STRING"
+    for number, schema in enumerate((NESTED, without_maps)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run(spark.readStream.schema(schema).json(str(tmp_path / "in")), folder, ingest="native")
+        expected = rows_of(spark.read.schema(schema).json(str(tmp_path / "in")))
+        assert sum(expected.values()) > 300
+        assert rows_of(spark.read.schema(schema).parquet(str(folder / "out"))) == expected
+
+
+def test_what_only_sparks_readers_can_do_is_left_to_them(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text('[{"a": 1,\n "t": "02/01/2024"},\n {"a": 2}]')
+    options = {"multiLine": "true", "dateFormat": "dd/MM/yyyy"}
+    df = spark.readStream.schema("a long, t date").options(**options).json(str(tmp_path / "in"))
+    tg.writeStream(df).format("noop").explain()
+    assert "source-0: Option 'multiLine' of the json source" in capsys.readouterr().out
+    run(df, tmp_path)
+    expected = [(1, date(2024, 1, 2)), (2, None)]
+    assert sorted(map(tuple, spark.read.parquet(str(tmp_path / "out")).collect())) == expected
 
 
 def test_columns_that_a_format_cannot_write_are_named(spark: SparkSession, tmp_path: Path) -> None:

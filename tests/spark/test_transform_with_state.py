@@ -313,3 +313,31 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> Non
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.05)
+
+
+class Gaps(StatefulProcessor):
+    """Twice the row's interval, and which row of the key it is."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            n = (self.count.get() or (0,))[0] + 1
+            self.count.update((n,))
+            yield Row(k=key[0], twice=row.gap * 2, n=n)
+
+
+def test_intervals_pass_through_rows_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path / "in", [("a", 5, 1), ("b", -7, 2), ("a", 3, 3)])
+    rows = stream(spark, tmp_path / "in").selectExpr("k", "ts - timestamp'1970-01-01 00:00:00' AS gap")
+    df = rows.groupBy("k").transformWithState(
+        Gaps(), "k string, twice interval day to second, n long", "append", "none"
+    )
+    expected = sparks_rows(df, tmp_path / "spark")
+    assert expected == {("a", _s(10), 1): 1, ("b", _s(-14), 1): 1, ("a", _s(6), 2): 1}
+    assert rows_of(df) == expected
+
+
+def _s(seconds: int) -> dt.timedelta:
+    return dt.timedelta(seconds=seconds)

@@ -18,8 +18,9 @@ _SHORT_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r
 def json_lines(rows: pa.RecordBatch) -> bytes:
     fields = [_field(column, name) for name, column in zip(rows.schema.names, rows.columns, strict=True)]
     # Every field brings its comma, so the first one of a line is cut off again.
-    inner = pc.binary_join_element_wise(*fields, "", null_handling="skip") if len(fields) > 1 else fields[0]
-    inner = pc.utf8_slice_codeunits(pc.fill_null(inner, ""), 1)
+    # Arrow's own skipping of nulls would skip a row that has nothing else.
+    inner = pc.binary_join_element_wise(*(pc.fill_null(field, "") for field in fields), "")
+    inner = pc.utf8_slice_codeunits(inner, 1)
     lines = pc.binary_join_element_wise("{", inner, "}\n", "")
     whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
     return bytes(pc.binary_join(whole, "")[0].as_buffer())

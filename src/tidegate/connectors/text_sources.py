@@ -14,7 +14,7 @@ from tidegate.connectors.file_source import FILE_OPTIONS, FileSource, file_sourc
 from tidegate.connectors.malformed import read_mode
 from tidegate.connectors.options import Options
 from tidegate.connectors.text_formats import CsvFormat, JsonFormat, TextFormat
-from tidegate.model.errors import OptionError
+from tidegate.model.errors import OptionError, UnsupportedPlan
 from tidegate.plan.nodes import Scan
 from tidegate.plan.parsing.json_values import can_convert
 
@@ -79,6 +79,20 @@ def csv_from_scan(scan: Scan) -> FileSource:
         has_header=options.flag("header", default=False),
     )
     return file_source(options, fmt, scan.schema, owner=owner)
+
+
+def check_readable(scan: Scan) -> None:
+    """Raises `UnsupportedPlan` for what Spark's own json and csv readers can do and these cannot."""
+    owner, defaults, can_read, more = {
+        "json": ("json source", _JSON_DEFAULTS, can_convert, ()),
+        "csv": ("csv source", _CSV_DEFAULTS, csv_rows.can_read, _CSV_MARKS),
+    }[scan.format]
+    options = Options(scan.options, owner=owner, known=(*_RECORD_OPTIONS, *defaults, *more))
+    try:
+        _check_records(options, defaults, owner=owner)
+        _corrupt_column(options, scan, can_read, owner=owner)
+    except OptionError as refusal:
+        raise UnsupportedPlan(str(refusal)) from None
 
 
 def read_marks(options: Options, *, owner: str) -> Marks:

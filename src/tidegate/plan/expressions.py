@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from tidegate.plan.parsing.java_doubles import Digits
 from tidegate.plan.zones import ZoneRules
 
 
@@ -44,11 +45,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
+    """`digits`: how Spark's Java prints a double."""
+
     child: "Expression"
     type: pa.DataType
     ansi: bool
     zone: str
     rules: ZoneRules | None = None
+    digits: Digits = Digits.SHORTEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ import pyarrow as pa
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan import kernels
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Lambda, Literal, Try
-from tidegate.spark.catalyst_json import json_settings
+from tidegate.spark.catalyst_json import is_to_json, json_settings, to_json_call
 from tidegate.spark.catalyst_nested import check_settings_of_session, nested_settings, read_jvm_value
 from tidegate.spark.catalyst_text import (
     LIKE_LISTS,
     invoked_name,
+    java_digits,
     jvm_settings,
     like_patterns,
     require_known_case,
@@ -119,6 +120,8 @@ def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expr
         case "LambdaFunction":
             return _lambda(tree, scope, substitute)
     check_settings_of_session(tree)
+    if is_to_json(tree):
+        return to_json_call(tree, _convert(tree.children[1], scope, substitute))
     if tree.name in ZONE_CONVERSIONS:
         return zone_conversion(tree, _convert(times_of_conversion(tree), scope, substitute))
     name = invoked_name(tree) or tree.name
@@ -138,8 +141,11 @@ def _function(tree: ExpressionTree, name: str, children: tuple[Expression, ...])
     if name == "Cast":
         target = to_arrow_type(tree.fields["dataType"], of=f"Expression {tree.sql()}")
         zone = tree.fields.get("timeZoneId")
+        rules = rules_of_cast(children[0].type, target, zone)
+        if children[0].type == pa.float64() and target == pa.string():
+            return Cast(children[0], target, is_ansi, zone or "unknown", rules, java_digits())
         require_known_digits(tree, children[0].type, target)
-        return Cast(children[0], target, is_ansi, zone or "unknown", rules_of_cast(children[0].type, target, zone))
+        return Cast(children[0], target, is_ansi, zone or "unknown", rules)
     if name == "AtLeastNNonNulls":
         children = (Literal(tree.fields["n"], pa.int32()), *children)
     if name in LIKE_LISTS:

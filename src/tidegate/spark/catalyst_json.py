@@ -6,12 +6,14 @@ Refuses options and settings that would give another answer than the kernels'.
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tidegate.model.errors import UnsupportedPlan
-from tidegate.plan.parsing.java_doubles import Digits
-from tidegate.spark.catalyst_text import java_prints_shortest_digits
+from tidegate.plan.expressions import Call, Expression
+from tidegate.spark.catalyst_text import java_digits
 from tidegate.spark.catalyst_trees import ExpressionTree
+from tidegate.spark.zones import zone_rules
 
 _READING = frozenset({"JsonToStructs", "GetJsonObject", "JsonTuple"})
 # By their names in lower case, as Spark compares them.
@@ -36,19 +38,44 @@ _SETTINGS = {
     "spark.sql.legacy.json.allowEmptyString.enabled": "false",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
 }
+_IGNORES_NULLS = "spark.sql.jsonGenerator.ignoreNullFields"
 _CORRUPT = "spark.sql.columnNameOfCorruptRecord"
 
 
 def json_settings(tree: ExpressionTree) -> tuple[tuple[str, str], ...]:
     if tree.name not in _READING:
         return ()
-    digits = Digits.SHORTEST if java_prints_shortest_digits() else Digits.EARLIER
+    digits = java_digits()
     if tree.name != "JsonToStructs":
         return (("digits", digits.value),)
     check_json_settings(tree)
     options = {"columnNameOfCorruptRecord": str(SparkSession.active().conf.get(_CORRUPT))}
     options |= _read_options(tree)
     return (*options.items(), ("digits", digits.value))
+
+
+def is_to_json(tree: ExpressionTree) -> bool:
+    """Spark calls it by an object that it keeps as a literal."""
+    if tree.name != "Invoke" or tree.fields.get("functionName") != "evaluate":
+        return False
+    return str(tree.children[0].fields.get("value")).startswith("StructsToJsonEvaluator(")
+
+
+def to_json_call(tree: ExpressionTree, value: Expression) -> Call:
+    evaluator = tree.children[0].jvm.value()
+    options = dict(options_of(evaluator.options()))
+    ignores_nulls = options.pop("ignorenullfields", None) or SparkSession.active().conf.get(_IGNORES_NULLS)
+    if options:
+        raise UnsupportedPlan(
+            f"Tidegate does not write JSON with the option {min(options)!r}, needed for `{tree.sql()}`: leave it out."
+        )
+    zone = str(evaluator.timeZoneId().get())
+    settings = (
+        ("digits", java_digits().value),
+        ("ignoreNullFields", str(ignores_nulls).lower()),
+        ("timeZoneId", zone),
+    )
+    return Call("StructsToJson", (value,), pa.string(), ansi=False, settings=settings, rules=zone_rules(zone))
 
 
 def check_json_settings(tree: ExpressionTree) -> None:

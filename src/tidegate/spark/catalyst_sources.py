@@ -5,6 +5,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import SparkContext
 
+from tidegate.connectors.text_sources import check_readable
 from tidegate.model.errors import OptionError, UnsupportedPlan
 from tidegate.plan.nodes import Scan
 from tidegate.spark.python_sources import is_python_relation, read_python_relation
@@ -29,7 +30,10 @@ def read_file_relation(relation: Any, schema: pa.Schema) -> Scan:
         raise OptionError(f"The {format_name} source has no path: give one to spark.readStream.{format_name}(...).")
     options["path"] = _qualified(options["path"])
     options["sessiontimezone"] = str(_session_conf().sessionLocalTimeZone())
-    return Scan(format_name, options, schema)
+    scan = Scan(format_name, options, schema)
+    if format_name in ("json", "csv"):
+        check_readable(scan)
+    return scan
 
 
 def read_table_relation(relation: Any, schema: pa.Schema) -> Scan:

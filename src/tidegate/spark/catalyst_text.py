@@ -10,6 +10,7 @@ from pyspark import SparkContext
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.expressions import Literal
+from tidegate.plan.parsing.java_doubles import Digits
 from tidegate.spark.catalyst_trees import ExpressionTree, short_name
 
 LIKE_LISTS = frozenset({"LikeAll", "LikeAny", "NotLikeAll", "NotLikeAny"})
@@ -70,6 +71,10 @@ def require_known_digits(tree: ExpressionTree, source: pa.DataType, target: pa.D
 def java_prints_shortest_digits() -> bool:
     version = _java_version()
     return not version.startswith("1.") and int(version) >= _SHORTEST_DIGITS_SINCE
+
+
+def java_digits() -> Digits:
+    return Digits.SHORTEST if java_prints_shortest_digits() else Digits.EARLIER
 
 
 def _java_version() -> str:

@@ -25,6 +25,7 @@ from tidegate.plan.kernels import (
     interval_arithmetic,
     intervals,
     json_functions,
+    json_writing,
     lambdas,
     logic,
     mathematics,
@@ -32,6 +33,7 @@ from tidegate.plan.kernels import (
     regex,
     string_functions,
     strings,
+    text_pieces,
     time_formats,
     timestamps,
     unscaled,
@@ -74,6 +76,8 @@ _BUILDERS: Mapping[str, Callable[[Call, tuple[Kernel, ...]], Kernel]] = {
     **regex.BUILDERS,
     **mathematics.BUILDERS,
     **json_functions.BUILDERS,
+    **json_writing.BUILDERS,
+    **text_pieces.BUILDERS,
 }
 # Null whenever an argument is null; Spark moves the null checks of such expressions behind other conditions.
 _NULL_INTOLERANT = (
@@ -88,6 +92,7 @@ _NULL_INTOLERANT = (
     | frozenset(case_mapping.BUILDERS)
     | frozenset(regex.BUILDERS)
     | frozenset(mathematics.BUILDERS)
+    | (frozenset(text_pieces.BUILDERS) - {"FormatString"})
 )
 
 

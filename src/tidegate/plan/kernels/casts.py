@@ -1,7 +1,7 @@
 """Spark's casts between numbers, booleans, strings and times, by ANSI or legacy rules.
 
-What has to do with decimals, with times and with texts of both stands in modules of its own. Refused: texts of
-timestamps in a zone other than UTC, and texts to timestamps.
+What has to do with decimals, with times and with texts of both stands in modules of its own. Refused: texts to
+timestamps without a zone.
 """
 
 from dataclasses import replace
@@ -10,14 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.model.errors import Damaged, UserCodeFailure
 from tidegate.plan.expressions import Cast
 from tidegate.plan.kernels.cast_stages import Convert, Stage, may_fail, quiet, raising, total
 from tidegate.plan.kernels.constants import constant, constants
 from tidegate.plan.kernels.decimal_casts import decimal_cast, lowest_bits, plain_text, truncated
 from tidegate.plan.kernels.nested_casts import nested_conversion
-from tidegate.plan.kernels.text_casts import text_cast
+from tidegate.plan.kernels.text import require_utf8
+from tidegate.plan.kernels.text_casts import earlier_double_texts, text_cast
 from tidegate.plan.kernels.time_casts import between_times
 from tidegate.plan.kernels.values import Kernel, Value, array_of, as_array, mask_of, numpy_of, unsupported
+from tidegate.plan.parsing.java_doubles import Digits
+from tidegate.plan.parsing.text_values import timestamp_reading
 
 _MICROS_PER_S = 1_000_000
 _UTC_ZONES = frozenset({"UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "UTC+0", "Etc/UCT", "Zulu", "Etc/Zulu"})
@@ -71,8 +75,16 @@ def _stages(cast: Cast, source: pa.DataType) -> list[Stage] | None:
         return [total(plain_text if cast.ansi else lambda values: pc.cast(values, target))]
     if source == _TIMESTAMP and target == pa.string() and cast.zone in _UTC_ZONES:
         return [total(lambda values: values.view(_TIMESTAMP_NTZ)), *(text_cast(_TIMESTAMP_NTZ, target) or [])]
+    if source == _TIMESTAMP and target == pa.string():
+        to_local = between_times(replace(cast, type=_TIMESTAMP_NTZ), source)
+        assert to_local is not None, "a timestamp can lose its zone"
+        return [total(to_local[0]), *(text_cast(_TIMESTAMP_NTZ, target) or [])]
+    if source == pa.string() and target == _TIMESTAMP:
+        return [Stage(lambda values: _string_to_timestamp(values, cast.zone), "CAST_INVALID_INPUT")]
     if source == _TIMESTAMP and target == pa.float64():
         return [total(_timestamp_to_double)]
+    if cast.digits is Digits.EARLIER and source == pa.float64() and target == pa.string():
+        return [total(earlier_double_texts)]
     return decimal_cast(source, target) or text_cast(source, target)
 
 
@@ -210,6 +222,15 @@ def _string_to_boolean(values: pa.Array) -> pa.Array:
     is_true = pc.is_in(text, value_set=_TRUE_WORDS)
     known = pc.or_(is_true, pc.is_in(text, value_set=_FALSE_WORDS))
     return _where(known, is_true)
+
+
+def _string_to_timestamp(values: pa.Array, zone: str) -> pa.Array:
+    """As the json reader takes the same text; a time without a date is refused, as it would mean today's."""
+    require_utf8(values, "Cast")
+    try:
+        return timestamp_reading(_TIMESTAMP, zone=zone).column(values).values
+    except Damaged as unknown:
+        raise UserCodeFailure(str(unknown)) from unknown
 
 
 def _where(mask: pa.Array, values: pa.Array) -> pa.Array:

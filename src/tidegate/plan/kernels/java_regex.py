@@ -93,6 +93,10 @@ class JavaPattern:
         return any(isinstance(node, End) for node in _walk(self.node))
 
     @property
+    def has_begin(self) -> bool:
+        return any(isinstance(node, Begin) for node in _walk(self.node))
+
+    @property
     def matches_empty(self) -> bool:
         return _least_length(self.node) == 0
 

@@ -56,7 +56,7 @@ def _from_json(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
             )
         return _where(present, _value_of(parsed, call.type, corrupt))
 
-    return Kernel(run, call.type, raises=True)
+    return Kernel(run, call.type, raises=fails_fast or arguments[0].raises)
 
 
 def _columns(call: Call, wanted: pa.DataType) -> JsonColumns:
@@ -198,7 +198,7 @@ def _array_length(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
         return str(length)
 
     lengths = _of_each_text(call, arguments[0], read)
-    return Kernel(lambda rows: pc.cast(lengths.run(rows), pa.int32()), call.type, raises=True)
+    return Kernel(lambda rows: pc.cast(lengths.run(rows), pa.int32()), call.type, raises=lengths.raises)
 
 
 def _object_keys(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
@@ -210,7 +210,7 @@ def _object_keys(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
         keys = [_read_text(text, _keys) for text in encoded.dictionary.to_pylist()]
         return pa.array(keys, call.type).take(encoded.indices)
 
-    return Kernel(run, call.type, raises=True)
+    return Kernel(run, call.type, raises=arguments[0].raises)
 
 
 def _keys(cursor: JsonCursor) -> list[str] | None:
@@ -233,7 +233,7 @@ def _of_each_text(call: Call, argument: Kernel, read: Callable[[JsonCursor], str
         texts = _checked(as_array(argument.run(rows), rows.num_rows), call)
         return per_distinct(texts, lambda text: _read_text(text, read), TEXT)
 
-    return Kernel(run, call.type, raises=True)
+    return Kernel(run, TEXT, raises=argument.raises)
 
 
 def _checked(texts: pa.Array, call: Call) -> pa.Array:

@@ -1,6 +1,6 @@
 """Casts between texts and floats, dates, timestamps and binaries.
 
-Floats are printed as Java 19 and newer do, by the shortest digits: whoever reads Spark's plan refuses older Javas.
+Floats are printed as Java 19 and newer do, by the shortest digits; doubles also as before, which is slower.
 """
 
 import re
@@ -15,6 +15,7 @@ from tidegate.plan.kernels.cast_stages import Stage, total
 from tidegate.plan.kernels.constants import FALSE, constant
 from tidegate.plan.kernels.text import per_distinct, strings
 from tidegate.plan.kernels.values import any_true, array_of, mask_of, numpy_of
+from tidegate.plan.parsing.java_doubles import Digits, double_text
 
 TEXT, BOOL = pa.string(), pa.bool_()
 _JAVA_BLANKS = "".join(map(chr, range(33)))
@@ -118,6 +119,11 @@ def _float_texts(values: pa.Array) -> pa.Array:
     """Arrow finds the shortest digits; Java's layout of them is made once for each distinct text."""
     number = np.float32 if values.type.bit_width == 32 else np.float64
     return per_distinct(pc.cast(values, TEXT), lambda text: _java_layout(text, number))
+
+
+def earlier_double_texts(values: pa.Array) -> pa.Array:
+    """As Java prints doubles before version 19, once for each distinct one."""
+    return per_distinct(values, lambda value: double_text(value, Digits.EARLIER), TEXT)
 
 
 def _java_layout(text: str, number: type[np.floating[Any]]) -> str:

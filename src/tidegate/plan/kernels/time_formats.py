@@ -5,7 +5,7 @@ of fields that stand without a separator between them.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -60,7 +60,7 @@ def build_format(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
     def run(numbers: Numbers) -> Lifted:
         with np.errstate(over="ignore"):
             micros = numbers * MICROS_PER_S if in_seconds else numbers
-        return _printed(parts, *local_parts(zone, micros))
+        return print_times(parts, *local_parts(zone, micros))
 
     return lift(call, (times,), run)
 
@@ -143,7 +143,7 @@ def _is_parsed(part: Part) -> bool:
             return all(not letter.isalpha() or letter in _PARSED_LETTERS for letter in part) and part.isascii()
 
 
-def _printed(parts: list[Part], days: Longs, second: Longs, micros: Longs) -> pa.Array:
+def print_times(parts: Sequence[Part], days: Longs, second: Longs, micros: Longs) -> pa.Array:
     months, day = calendar.split(days)
     fields = {"d": day, "M": months % 12 + 1, "H": second // 3600, "m": second // 60 % 60, "s": second % 60}
     columns: list[pa.Array | pa.Scalar] = []

@@ -48,7 +48,11 @@ def _written(figures: str, exponent: int) -> str:
 def _shortest(value: float) -> tuple[str, int]:
     _sign, figures, power = Decimal(repr(value)).as_tuple()
     assert isinstance(power, int), "an infinity is written elsewhere"
-    return "".join(map(str, figures)).rstrip("0"), len(figures) + power
+    text, exponent = "".join(map(str, figures)).rstrip("0"), len(figures) + power
+    if len(text) == 1 and not -3 < exponent < 8:
+        # Java looks for the nearest two digits where one would do, which differs among the smallest numbers.
+        text = f"{value:.1e}".partition("e")[0].replace(".", "").rstrip("0")
+    return text, exponent
 
 
 def _earlier(value: float) -> tuple[str, int]:

@@ -205,7 +205,8 @@ def _rows_of_record(reading: JsonReading, type_: pa.DataType) -> RowsOf:
         return _read_array(cursor, read_value)
 
     def rows_of(text: str) -> tuple[list[Row], bool]:
-        cursor = JsonCursor(text, reading.grammar)
+        # Of bytes Jackson leaves such a mark out.
+        cursor = JsonCursor(text.removeprefix("\ufeff"), reading.grammar)
         try:
             match cursor.next():
                 case Token.START_OBJECT | Token.START_ARRAY:
