@@ -223,7 +223,7 @@ REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "limit": (lambda df: df.limit(3), "GlobalLimit"),
     "sort": (lambda df: df.orderBy("k"), "Sort"),
     "sample": (lambda df: df.sample(0.5), "Sample"),
-    "json tuple": (lambda df: df.select(F.json_tuple("s", "x")), "Generate with JsonTuple"),
+    "json tuple": (lambda df: df.select(F.expr("json_tuple(s, s)")), "field that is not a constant"),
     "cogroup": (
         lambda df: df.groupBy("k").cogroup(df.groupBy("k")).applyInArrow(lambda a, b: a, "k long"),
         "FlatMapCoGroupsInArrow",

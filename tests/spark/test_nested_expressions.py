@@ -103,7 +103,7 @@ REFUSED = {
     "sort_array(transform(a, x -> 1.5D))": "SortArray on floating point numbers",
     "transform(t, x -> soundex(x))": "SoundEx",
     "concat(a, array(k + 1))": "Concat with arguments that may raise",
-    "from_json(c, 'x int')": "JsonToStructs",
+    "from_json(c, 'x binary')": "JsonToStructs",
     "parse_json(c)": "parseJson",
     "map_concat(m, map(c, k))": "MapConcat with arguments that may raise",
     "cast(a as string)": "Cast",

@@ -191,9 +191,9 @@ FAMILIES = {"strings": STRINGS, "patterns": PATTERNS, "decimals": DECIMALS, "num
 BY_DIGITS = [
     "round(d, 2)", "round(d)", "bround(d)", "bround(d, 1)", "round(d, 17)", "round(d / 3, 4)", "round(l / 8, 2)",
     "bround(i / 8, 2)",
-    "cast(d as string)", "cast(f as string)", "cast(d as decimal(10,2))", "cast(d as decimal(38,18))",
+    "cast(f as string)", "cast(d as decimal(10,2))", "cast(d as decimal(38,18))",
     "cast(f as decimal(20,5))", "cast(d as decimal(3,3))", "try_cast(d as decimal(5,1))", "cast(d as decimal(38,0))",
-    "s || d", "cast(f as decimal(38,37))",
+    "s || f", "cast(f as decimal(38,37))",
 ]  # fmt: skip
 REFUSED = {
     "-big": "UnaryMinus",
@@ -231,7 +231,7 @@ REFUSED = {
     "lpad(s, i, 'x')": "length that is not a constant",
     "lpad(s, 2000, 'x')": "more than 1000",
     "encode(s, 'UTF-16')": "charset",
-    "cast(s as timestamp)": "Cast",
+    "cast(s as timestamp_ntz)": "Cast",
     "cast(dec as timestamp)": "Cast",
     "try_cast(dt as timestamp)": "Cast in TRY mode",
 }

@@ -182,7 +182,7 @@ def test_a_connect_dataframe_is_refused(place: Place) -> None:
     ("change", "node"),
     [
         (lambda df: df.limit(3), "GlobalLimit"),
-        (lambda df: df.select(F.json_tuple("s", "x")), "Generate"),
+        (lambda df: df.select(F.expr("json_tuple(s, s)")), "JsonTuple"),
         (lambda df: df.repartitionByRange(3, "k"), "repartitionByRange"),
     ],
 )

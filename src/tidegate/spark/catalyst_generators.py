@@ -73,6 +73,9 @@ def json_tuple_fields(generator: ExpressionTree, scope: Scope) -> tuple[Expressi
     text, *names = (read_expression(argument, scope) for argument in generator.children)
     settings = json_settings(generator)
     fields = tuple(Call("JsonTuple", (text, name), pa.string(), ansi=False, settings=settings) for name in names)
-    for field in fields:
-        check_supported(field)
+    try:
+        for field in fields:
+            check_supported(field)
+    except UnsupportedPlan as refusal:
+        raise UnsupportedPlan(f"{refusal}, needed for `{generator.sql()}`: name the fields by constants.") from None
     return fields

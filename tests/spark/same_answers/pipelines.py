@@ -68,8 +68,10 @@ _STATELESS = [
     Pipeline("explode outer", orders(lambda df: df.select("id", F.posexplode_outer("tags")))),
     Pipeline("explode a map", orders(lambda df: df.select("id", F.explode("extras")))),
     Pipeline(
-        "json, by Spark's ingest", orders(lambda df: df.select("id", F.to_json(F.struct("id", "user")).alias("j")))
+        "json",
+        orders(lambda df: df.select("id", F.from_json(F.to_json(F.struct("id", "user")), "id long, user string"))),
     ),
+    Pipeline("by Spark's ingest", orders(lambda df: df.select("id", F.soundex("user").alias("s")))),
     Pipeline("a python udf", orders(lambda df: df.select("id", shout("user").alias("s")))),
     Pipeline("a pandas udf", orders(lambda df: df.select("id", halved("amount").alias("h")))),
     Pipeline("mapInPandas", orders(lambda df: df.mapInPandas(longest_notes, "id long, note string"))),
