@@ -5,6 +5,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tidegate.connectors.file_listing import FileSplit
 from tidegate.connectors.file_source import decode_state
 from tidegate.connectors.limited import LimitedSource
 from tidegate.connectors.registry import open_sink, open_source
-from tidegate.model.errors import Damaged, OptionError
+from tidegate.model.errors import Damaged, OptionError, StorageFailure
 from tidegate.model.ids import Generation
 from tidegate.plan import nodes
 from tidegate.plan.nodes import Scan
@@ -477,3 +478,59 @@ def test_a_long_file_is_read_in_blocks(tmp_path: Path) -> None:
     while not run.ended[0]:
         run.poll(0, max_rows=30_000)
     assert run.rows == rows_of((0, 60_000))
+
+
+@dataclass
+class StandsStillAt:
+    """Before its `at`-th change of the disk this process stands still while `meanwhile` happens, then goes on."""
+
+    at: int
+    meanwhile: Callable[[], None]
+    done: int = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for owner, name in ((os, "replace"), (os, "fsync"), (os, "mkdir"), (os, "unlink"), (os, "rmdir")):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.done += 1
+            if self.done == self.at + 1:
+                self.meanwhile()
+            return call(*args, **kwargs)
+
+        return counted
+
+
+@pytest.mark.parametrize("newer_merges_after", [2, 100])
+def test_a_driver_that_stood_still_while_another_took_over_doubles_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_merges_after: int
+) -> None:
+    stops = 0
+    while True:
+        folder = tmp_path / str(stops)
+        sink = sink_of("json", folder, sink_compact_epochs="2")
+        sink.prepare_location()
+        epochs = [epoch(sink, checkpoint) for checkpoint in (1, 2, 3)]
+        older = sink.committer()
+        newer = sink_of("json", folder, sink_compact_epochs=str(newer_merges_after)).committer()
+        assert isinstance(newer, HoldsBack)
+        older.commit(epochs[0], permit(1))
+
+        def take_over(newer: SinkCommitter = newer, epochs: list[Sequence[bytes]] = epochs) -> None:
+            newer.commit(epochs[1], permit(2))
+            newer.discard_uncommitted(epochs[2], Generation(2))
+
+        with monkeypatch.context() as patch:
+            pause = StandsStillAt(stops, take_over)
+            pause.install(patch)
+            # It may complain about what it finds gone: its query then learns from the log that it was superseded.
+            with suppress(StorageFailure, Damaged, FileNotFoundError):
+                older.commit(epochs[1], permit(2))
+        if pause.done <= stops:
+            break
+        newer.commit(epochs[2], permit(3))
+        newer.publish_held()
+        assert visible("json", folder) == rows_up_to(3), f"stood still before change {stops}"
+        stops += 1
+    assert stops > 10, "it never stood still"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.coordinator.durable import DurableJob, DurableSettings, GenerationBasis
-from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, StorageFailure
+from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, StorageFailure, Superseded
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex, TaskId, VertexId
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import CommitPermit
@@ -28,8 +28,12 @@ class Committer:
 
     failures: int = 0
     committed: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    before: Callable[[], None] | None = None  # called once, as the next commit begins
 
     def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
+        before, self.before = self.before, None
+        if before is not None:
+            before()
         if self.failures:
             self.failures -= 1
             raise DidNotHappen("the sink is away")
@@ -166,6 +170,42 @@ def test_a_new_generation_first_commits_what_the_old_one_left(place: Place) -> N
     basis = place.open().start_generation(at_ms=1)
     assert place.committer.committed == [(1, [b"epoch 1"]), (2, [b"epoch 2"])]
     assert (basis.generation, basis.restored_checkpoint, basis.next_checkpoint) == (2, 2, 3)
+
+
+# -- another driver has taken over
+
+
+def test_who_was_superseded_commits_nothing_of_what_the_new_driver_has_committed(place: Place) -> None:
+    old = place.started()
+    old.complete(manifest(1, has_state=False))
+    place.open().start_generation(at_ms=1)
+    with pytest.raises(Superseded, match="Another driver"):
+        old.commit(CheckpointId(1), manifest(1, has_state=False))
+    assert place.committer.committed == [(1, [b"epoch 1"])], "once, by the new one"
+
+
+def test_a_commit_that_failed_because_another_driver_was_quicker_says_so(place: Place) -> None:
+    old = place.started()
+    old.complete(manifest(1, has_state=False))
+
+    def stand_still() -> None:
+        place.open().start_generation(at_ms=1)
+        place.committer.failures = 1
+
+    place.committer.before = stand_still
+    with pytest.raises(Superseded, match="Another driver"):
+        old.commit(CheckpointId(1), manifest(1, has_state=False))
+
+
+def test_who_was_superseded_removes_nothing_when_it_ends(place: Place) -> None:
+    old = place.started()
+    place.take(old, manifest(1))
+    place.store.put("checkpoints/2-g1/0.state", STATE)
+    place.open().start_generation(at_ms=1)
+    for end in (lambda: old.retire(NOTHING_PENDING), lambda: old.clean_up(Generation(1))):
+        with pytest.raises(Superseded):
+            end()
+    assert "checkpoints/2-g1/0.state" in place.files()
 
 
 # -- damage

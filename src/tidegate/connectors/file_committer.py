@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.sink_encodings import Encoding, sync_file
-from tidegate.model.errors import Damaged, ProtocolViolation
+from tidegate.model.errors import Damaged, ProtocolViolation, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.protocol.commit import CommitPermit
 from tidegate.storage.store import sync_folder
@@ -205,8 +205,18 @@ class FileCommitter:
         draft.write_bytes(msgspec.json.encode(note))
         sync_file(draft)
         sync_folder(self._places.hidden_folder)
-        os.replace(draft, draft.with_suffix(_NOTE))
+        # A driver that took over while this one stood still has removed the draft, or what it speaks of.
+        if not all(path.exists() for path in self._spoken_of(note)):
+            raise _taken_over(self._places.path)
+        try:
+            os.replace(draft, draft.with_suffix(_NOTE))
+        except FileNotFoundError:
+            raise _taken_over(self._places.path) from None
         sync_folder(self._notes_folder)
+
+    def _spoken_of(self, note: MergeNote) -> list[Path]:
+        sources = [self._places.hidden_folder / move.source for move in note.moves]
+        return sources + [self._held_folder / name for name in note.taken]
 
     def _finish_merges(self) -> None:
         """Does what every note says, wherever it was interrupted, and removes what no note speaks of."""
@@ -215,10 +225,11 @@ class FileCommitter:
             self._carry_out(note)
             os.replace(path, path.with_suffix(_DONE))
             sync_folder(self._notes_folder)
-        for leftover in self._places.hidden_folder.glob(f"{self._places.owner}-merging-*"):
-            leftover.unlink(missing_ok=True)
+        # Drafts first: without its draft a merge cannot come into force, whatever is left of it.
         for draft in self._notes_folder.glob("*.draft"):
             draft.unlink(missing_ok=True)
+        for leftover in self._places.hidden_folder.glob(f"{self._places.owner}-merging-*"):
+            leftover.unlink(missing_ok=True)
         for old in sorted(self._notes_folder.glob(f"*{_DONE}"))[:-_REMEMBERED_MERGES]:
             old.unlink(missing_ok=True)
 
@@ -254,6 +265,10 @@ class FileCommitter:
     def _tidy(self) -> None:
         with suppress(OSError):  # Still in use, or gone: both are fine.
             self._places.hidden_folder.rmdir()
+
+
+def _taken_over(path: Path) -> StorageFailure:
+    return StorageFailure(f"What was to be merged into {path} is gone: another driver commits the same query's rows.")
 
 
 def _rename(source: Path, target: Path) -> set[Path]:

@@ -144,10 +144,15 @@ class StagingFolder:
                 self._marker(old).unlink(missing_ok=True)
 
     def remove_unpublished(self) -> None:
-        """What attempts left behind that never became batches; nobody may be writing."""
-        used = {Path(part.path).parent.name for number in self.batches() for part in self.batch(number).parts}
+        """What attempts left behind at batches that others have published.
+
+        A newer attempt stays: a driver that does not know yet that it was superseded may be about to publish it.
+        """
+        present = self.batches()
+        used = {Path(part.path).parent.name for number in present for part in self.batch(number).parts}
+        newest = present[-1] if present else _BEFORE_THE_FIRST
         for data in (self.path / "data").iterdir():
-            if data.name not in used:
+            if data.name not in used and int(data.name.split("-")[0]) <= newest:
                 shutil.rmtree(data, ignore_errors=True)
 
     def _marker(self, batch: int) -> Path:

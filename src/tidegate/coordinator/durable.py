@@ -229,7 +229,9 @@ class DurableJob:
 
     def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
         """Commit it, and before it whatever an earlier commit that failed has left: the log's order is kept."""
-        for completed in uncommitted(self._log.read()):
+        open_ones = uncommitted(self._log.read())
+        self._log.check_is_ours()  # else the driver that took over has committed it, or will
+        for completed in open_ones:
             if completed.checkpoint < checkpoint:
                 self._commit_one(completed.checkpoint, self._manifest(completed))
         self._commit_one(checkpoint, manifest)
@@ -237,7 +239,13 @@ class DurableJob:
     def _commit_one(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
         # What an earlier checkpoint has committed already is left out: a reader may have taken it away since.
         committables = [c for c in _committables(manifest) if c not in self._committed]
-        self._committer.commit(committables, permit_logged(checkpoint))
+        try:
+            self._committer.commit(committables, permit_logged(checkpoint))
+        except Exception:
+            # Whoever took over meanwhile has moved or removed what was to be committed here: that is the true reason.
+            self._log.read()
+            self._log.check_is_ours()
+            raise
         self._log.append(Committed(checkpoint=checkpoint))
         self._remember(manifest)
 
@@ -249,6 +257,7 @@ class DurableJob:
         `pending`: every checkpoint that was under way when the newest one's completion was told to the slots.
         """
         entries = self._log.read()
+        self._log.check_is_ours()
         retained = retained_checkpoints(entries)
         committed = {entry.checkpoint for entry in entries if isinstance(entry, Committed)}
         facts = [
@@ -288,6 +297,7 @@ class DurableJob:
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
         entries = self._log.read()
+        self._log.check_is_ours()
         held = [self._manifest(completed) for completed in uncommitted(entries)]
         keep = [committable for manifest in held for committable in _committables(manifest)]
         self._committer.discard_uncommitted(keep, Generation(generation + 1))

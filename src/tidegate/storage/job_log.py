@@ -98,6 +98,10 @@ class JobLog:
             if self._try_append(entry):
                 return entry.generation
 
+    def check_is_ours(self) -> None:
+        """Raises `Superseded` if another driver has taken the job over, as far as was read."""
+        self._stop_if_superseded()
+
     def append(self, entry: Entry) -> None:
         """Adds the entry, or raises `Superseded` if another driver has taken the job over.
 
