@@ -1,4 +1,4 @@
-"""Two sides that know the secret find each other; everybody else learns a nonce and no more."""
+"""Two sides that know the secret find each other; everybody else learns nothing."""
 
 import io
 import itertools
@@ -20,7 +20,7 @@ from tidegate.network.handshake import (
 )
 
 SECRET = b"s" * 32
-HELLO_BYTES = 39
+HELLO_BYTES = 71
 PROOF_BYTES = 32
 
 
@@ -38,10 +38,23 @@ def proof_of(one: Handshake, hello: bytes) -> bytes:
     return step.send
 
 
+def opened(one: Handshake, other: Handshake) -> bytes:
+    """The dialer's proof, after both have said hello."""
+    step = other.feed(one.start())
+    assert isinstance(step, NeedMore)
+    return proof_of(one, step.send)
+
+
+def hello_of(nonce: bytes = b"a" * NONCE_BYTES) -> bytes:
+    """What an acceptor with that nonce answers to a dialer's hello."""
+    step = acceptor(nonce=nonce).feed(dialer().start())
+    assert isinstance(step, NeedMore)
+    return step.send
+
+
 def test_both_sides_learn_who_the_other_is():
     one, other = dialer(), acceptor()
-    proof = proof_of(one, other.start())
-    answer = other.feed(one.start() + proof)
+    answer = other.feed(opened(one, other))
     assert isinstance(answer, Established)
     assert answer.peer_introduction == b"slot 2"
     assert one.feed(answer.send) == Established(b"", b"slot 0", b"")
@@ -76,8 +89,7 @@ def test_any_chunking_gives_the_same_result(sizes: list[int], ours: bytes, their
 
 def test_bytes_after_the_handshake_are_handed_on():
     one, other = dialer(), acceptor()
-    proof = proof_of(one, other.start())
-    answer = other.feed(one.start() + proof + b"first frame")
+    answer = other.feed(opened(one, other) + b"first frame")
     assert isinstance(answer, Established)
     assert answer.leftover == b"first frame"
     assert one.feed(answer.send + b"and back") == Established(b"", b"slot 0", b"and back")
@@ -85,7 +97,7 @@ def test_bytes_after_the_handshake_are_handed_on():
 
 def test_reading_only_the_wanted_bytes_never_reads_beyond_the_handshake():
     one, other = dialer(), acceptor()
-    stream = io.BytesIO(one.start() + proof_of(one, other.start()) + b"first frame")
+    stream = io.BytesIO(one.start() + proof_of(one, hello_of()) + b"first frame")
     step = other.feed(stream.read(other.wanted_bytes))
     while isinstance(step, NeedMore):
         assert other.wanted_bytes > 0
@@ -96,29 +108,41 @@ def test_reading_only_the_wanted_bytes_never_reads_beyond_the_handshake():
     assert stream.read() == b"first frame"
 
 
-def test_a_stranger_is_shown_the_nonce_and_nothing_else():
+def test_the_acceptor_says_nothing_before_it_has_a_hello_of_somebody_who_knows_the_secret():
     other = acceptor(introduction=b"job 17, slot 0")
-    shown = other.start()
-    assert len(shown) == HELLO_BYTES
-    step = other.feed(dialer(secret=b"x" * 32).start())
-    assert step == NeedMore(b"")
+    assert other.start() == b""
+    assert other.feed(dialer(secret=b"x" * 32).start()) == Refused(RefusalReason.WRONG_PROOF)
 
 
-def test_the_acceptor_refuses_a_wrong_secret_without_a_word():
-    one, other = dialer(secret=b"x" * 32), acceptor()
-    assert other.feed(one.start() + proof_of(one, other.start())) == Refused(RefusalReason.WRONG_PROOF)
+def test_a_hello_that_was_recorded_is_answered_by_another_nonce_and_leads_nowhere():
+    recorded = dialer().start()
+    other = acceptor(nonce=b"b" * NONCE_BYTES, introduction=b"job 17, slot 0")
+    answer = other.feed(recorded)
+    assert isinstance(answer, NeedMore) and len(answer.send) == HELLO_BYTES and b"job 17" not in answer.send
+    assert other.feed(proof_of(dialer(), hello_of())) == Refused(RefusalReason.WRONG_PROOF)
+
+
+def test_a_hello_with_a_changed_nonce_is_refused():
+    hello = bytearray(dialer().start())
+    hello[7] ^= 1
+    assert acceptor().feed(bytes(hello)) == Refused(RefusalReason.WRONG_PROOF)
 
 
 def test_the_dialer_refuses_an_acceptor_with_a_wrong_secret():
-    one, impostor = dialer(), acceptor(secret=b"x" * 32)
-    proof_of(one, impostor.start())
+    impostor = acceptor(secret=b"x" * 32)
+    assert impostor.feed(dialer(secret=b"x" * 32).start()) != NeedMore(b"")
+    assert dialer().feed(impostor._hello()) == Refused(RefusalReason.WRONG_PROOF)
+
+
+def test_the_dialer_refuses_an_acceptor_that_cannot_prove_what_it_says():
+    one = dialer()
+    proof_of(one, hello_of())
     forged = (6).to_bytes(2, "little") + b"slot 0" + b"\0" * PROOF_BYTES
     assert one.feed(forged) == Refused(RefusalReason.WRONG_PROOF)
 
 
 def test_a_stranger_that_echoes_the_acceptor_is_refused():
-    other = acceptor()
-    assert other.feed(other.start()) == Refused(RefusalReason.REFLECTED)
+    assert acceptor().feed(hello_of()) == Refused(RefusalReason.REFLECTED)
 
 
 def test_a_stranger_that_echoes_the_acceptors_nonce_under_the_other_role_is_refused():
@@ -131,13 +155,13 @@ def test_a_stranger_that_echoes_the_dialers_challenge_and_proof_is_refused():
     one = dialer()
     assert one.feed(one.start()) == Refused(RefusalReason.REFLECTED)
     one = dialer()
-    proof = proof_of(one, acceptor().start())
+    proof = proof_of(one, hello_of())
     assert one.feed(proof) == Refused(RefusalReason.WRONG_PROOF)
 
 
 def test_an_echoed_proof_is_worthless_even_when_there_is_nothing_to_introduce():
     one = dialer(introduction=b"")
-    proof = proof_of(one, acceptor().start())
+    proof = proof_of(one, hello_of())
     assert one.feed(proof) == Refused(RefusalReason.WRONG_PROOF)
 
 
@@ -145,12 +169,12 @@ def test_an_echoed_proof_is_worthless_even_when_there_is_nothing_to_introduce():
 def test_two_sides_of_the_same_role_refuse_each_other(role: Role):
     one = Handshake(role, SECRET, b"slot 1", b"1" * NONCE_BYTES)
     other = Handshake(role, SECRET, b"slot 2", b"2" * NONCE_BYTES)
-    assert one.feed(other.start()) == Refused(RefusalReason.REFLECTED)
+    assert one.feed(other._hello()) == Refused(RefusalReason.REFLECTED)
 
 
 def test_a_proof_from_another_connection_of_the_same_job_is_worthless():
     one, other = dialer(), acceptor()
-    recorded = one.start() + proof_of(one, other.start())
+    recorded = one.start() + opened(one, other)
     fresh = acceptor(nonce=b"b" * NONCE_BYTES)
     assert fresh.feed(recorded) == Refused(RefusalReason.WRONG_PROOF)
 
@@ -158,14 +182,14 @@ def test_a_proof_from_another_connection_of_the_same_job_is_worthless():
 @pytest.mark.parametrize("swapped", [b"slot 1", b"slot 2 "])
 def test_a_changed_introduction_of_the_dialer_is_refused(swapped: bytes):
     one, other = dialer(), acceptor()
-    proof = proof_of(one, other.start())[-PROOF_BYTES:]
+    proof = opened(one, other)[-PROOF_BYTES:]
     changed = len(swapped).to_bytes(2, "little") + swapped + proof
-    assert other.feed(one.start() + changed) == Refused(RefusalReason.WRONG_PROOF)
+    assert other.feed(changed) == Refused(RefusalReason.WRONG_PROOF)
 
 
 def test_a_changed_introduction_of_the_acceptor_is_refused():
     one, other = dialer(), acceptor()
-    answer = other.feed(one.start() + proof_of(one, other.start()))
+    answer = other.feed(opened(one, other))
     assert isinstance(answer, Established)
     assert one.feed(answer.send.replace(b"slot 0", b"slot 1")) == Refused(RefusalReason.WRONG_PROOF)
 
@@ -173,17 +197,18 @@ def test_a_changed_introduction_of_the_acceptor_is_refused():
 def test_the_acceptors_proof_covers_what_the_dialer_said():
     lied_to, other = dialer(introduction=b"slot 3"), acceptor()
     honest = dialer(introduction=b"slot 2")
-    answer = other.feed(honest.start() + proof_of(honest, other.start()))
+    answer = other.feed(opened(honest, other))
     assert isinstance(answer, Established)
-    proof_of(lied_to, acceptor().start())
+    proof_of(lied_to, hello_of())
     assert lied_to.feed(answer.send) == Refused(RefusalReason.WRONG_PROOF)
 
 
 @pytest.mark.parametrize("cut", [1, 5, HELLO_BYTES - 1, HELLO_BYTES, HELLO_BYTES + 1, -1])
 def test_a_truncated_exchange_never_establishes(cut: int):
     one, other = dialer(), acceptor()
-    whole = one.start() + proof_of(one, other.start())
-    assert other.feed(whole[:cut]) == NeedMore(b"")
+    whole = one.start() + proof_of(one, hello_of())
+    step = other.feed(whole[:cut])
+    assert isinstance(step, NeedMore) and len(step.send) in (0, HELLO_BYTES)
     assert other.wanted_bytes > 0
 
 
@@ -196,14 +221,14 @@ def test_an_oversized_introduction_is_refused_by_its_length_alone():
 def test_the_longest_introduction_passes():
     longest = b"i" * MAX_INTRODUCTION_BYTES
     one, other = dialer(introduction=longest), acceptor()
-    step = other.feed(one.start() + proof_of(one, other.start()))
+    step = other.feed(opened(one, other))
     assert isinstance(step, Established)
     assert step.peer_introduction == longest
 
 
 def test_another_version_is_refused_before_its_hello_is_complete():
     hello = bytearray(dialer().start()[:6])
-    hello[4] = 2
+    hello[4] = 1
     assert acceptor().feed(bytes(hello)) == Refused(RefusalReason.OTHER_VERSION)
 
 

@@ -13,7 +13,6 @@ from tidegate.network.connection import ConnectionLost, ControlConnection
 from tidegate.network.handshake_server import Accepted, Acceptor, dial
 
 SECRET = b"s" * 32
-HELLO_BYTES = 39
 
 
 class ManualClock:
@@ -85,6 +84,14 @@ def closed_by_peer(sock: socket.socket) -> bool:
     return True
 
 
+def closed_without_a_word(sock: socket.socket) -> bool:
+    sock.settimeout(5)
+    try:
+        return sock.recv(4096) == b""
+    except ConnectionResetError:
+        return True
+
+
 def test_a_slot_and_the_driver_find_each_other(loop: Loop):
     with ThreadPoolExecutor(1) as pool:
         dialled = dial_aside(pool, loop)
@@ -131,15 +138,13 @@ def test_a_dialer_with_a_wrong_secret_is_dropped(loop: Loop):
     assert loop.acceptor.unauthenticated == 0
 
 
-def test_garbage_is_dropped_after_nothing_but_a_nonce(loop: Loop):
+def test_garbage_is_dropped_without_a_word(loop: Loop):
     with socket.create_connection(loop.address) as stranger:
         loop.turn()
-        stranger.settimeout(5)
-        assert len(stranger.recv(4096)) == HELLO_BYTES
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert loop.turn() == []
         assert loop.acceptor.unauthenticated == 0
-        assert closed_by_peer(stranger)
+        assert closed_without_a_word(stranger)
 
 
 def test_a_silent_stranger_is_dropped_at_its_deadline_and_not_before(loop: Loop):
@@ -150,7 +155,7 @@ def test_a_silent_stranger_is_dropped_at_its_deadline_and_not_before(loop: Loop)
         assert loop.acceptor.unauthenticated == 1
         loop.acceptor.drop_expired(5000)
         assert loop.acceptor.unauthenticated == 0
-        assert closed_by_peer(stranger)
+        assert closed_without_a_word(stranger)
 
 
 def test_a_stranger_that_drips_bytes_does_not_move_its_deadline(loop: Loop):

@@ -284,7 +284,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "restart.delay",
             "1s",
             _duration,
-            "the (first) delay before a restart",
+            "the delay before a restart; `exponential` starts again at once the first time",
             "restart-strategy.fixed-delay.delay",
         ),
     ]

@@ -1,13 +1,15 @@
 """How two processes of one job prove to each other that they know its secret, as a pure machine: bytes in, bytes out.
 
-It must never touch a socket, a clock or a random source. A listener shows a stranger its nonce and nothing more.
+It must never touch a socket, a clock or a random source. A listener says nothing at all to who does not know the secret.
 
-    both        hello = magic "TGHS" | u16 version | u8 role | 32 bytes nonce
+    dialer      hello = magic "TGHS" | u16 version | u8 role | 32 bytes nonce | HMAC-SHA256(dialer, own nonce)
+    acceptor    hello, likewise
     dialer      u16 length | introduction | HMAC-SHA256(dialer, both nonces, own introduction)
     acceptor    u16 length | introduction | HMAC-SHA256(acceptor, both nonces, both introductions)
 
-The dialer proves first, so the acceptor speaks only to those who know the secret; the acceptor's proof covers the
-whole exchange. The role inside every proof makes an echoed proof worthless.
+The dialer speaks first, and the acceptor answers only to a hello that was made with the secret. Somebody who recorded
+one and plays it again sees another nonce, and has no proof for it; the acceptor's proof covers the whole exchange. The
+role inside every proof makes an echoed proof worthless.
 """
 
 import enum
@@ -18,7 +20,7 @@ from typing import TypeAlias
 
 from tidegate.model.errors import ProtocolViolation
 
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 32
 # A stranger can make us hold this much and no more.
 MAX_INTRODUCTION_BYTES = 4 << 10
@@ -26,11 +28,11 @@ MAX_INTRODUCTION_BYTES = 4 << 10
 MIN_SECRET_BYTES = 16
 
 _MAGIC = b"TGHS"
-_HELLO = struct.Struct(f"<4sHB{NONCE_BYTES}s")
+_PROOF_BYTES = 32
+_HELLO = struct.Struct(f"<4sHB{NONCE_BYTES}s{_PROOF_BYTES}s")
 _PREFIX_BYTES = struct.calcsize("<4sH")
 _LENGTH = struct.Struct("<H")
-_PROOF_BYTES = 32
-_LABEL = b"tidegate handshake 1"
+_LABEL = b"tidegate handshake 2"
 
 
 class Role(enum.IntEnum):
@@ -88,7 +90,12 @@ class Handshake:
         self._phase = _Phase.AWAITING_HELLO
 
     def start(self) -> bytes:
-        return _HELLO.pack(_MAGIC, VERSION, self._role, self._nonce)
+        """What to send before anything has come: the acceptor is silent until it knows whom it speaks to."""
+        match self._role:
+            case Role.DIALER:
+                return self._hello()
+            case Role.ACCEPTOR:
+                return b""
 
     @property
     def wanted_bytes(self) -> int:
@@ -129,19 +136,21 @@ class Handshake:
                 return self._refuse(RefusalReason.OTHER_VERSION)
         if len(self._received) < _HELLO.size:
             return NeedMore(b"")
-        _, _, role, nonce = _HELLO.unpack_from(self._received)
+        _, _, role, nonce, proof = _HELLO.unpack_from(self._received)
         del self._received[: _HELLO.size]
         if role == self._role or hmac.compare_digest(nonce, self._nonce):
             return self._refuse(RefusalReason.REFLECTED)
         if role not in tuple(Role):
             return self._refuse(RefusalReason.NOT_TIDEGATE)
+        if not hmac.compare_digest(proof, self._prove_nonce(Role(role), nonce)):
+            return self._refuse(RefusalReason.WRONG_PROOF)
         self._peer_nonce = nonce
         self._phase = _Phase.AWAITING_PROOF
         match self._role:
             case Role.DIALER:
                 return NeedMore(self._introduce(self._prove(Role.DIALER, dialer=self._introduction, acceptor=b"")))
             case Role.ACCEPTOR:
-                return NeedMore(b"")
+                return NeedMore(self._hello())
 
     def _on_proof(self, send: bytes) -> Step:
         if len(self._received) < _LENGTH.size:
@@ -180,6 +189,12 @@ class Handshake:
 
     def _introduce(self, proof: bytes) -> bytes:
         return _LENGTH.pack(len(self._introduction)) + self._introduction + proof
+
+    def _hello(self) -> bytes:
+        return _HELLO.pack(_MAGIC, VERSION, self._role, self._nonce, self._prove_nonce(self._role, self._nonce))
+
+    def _prove_nonce(self, prover: Role, nonce: bytes) -> bytes:
+        return hmac.digest(self._secret, _LABEL + b" hello" + bytes([prover]) + nonce, "sha256")
 
     def _prove(self, prover: Role, *, dialer: bytes, acceptor: bytes) -> bytes:
         nonces = self._nonce + self._peer_nonce if self._role is Role.DIALER else self._peer_nonce + self._nonce

@@ -21,6 +21,8 @@ class FixedDelay:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
+    """The first restart comes at once, because most failures do not come again; the delays begin with the second."""
+
     attempts: int
     first_delay_ms: float
 
@@ -57,4 +59,6 @@ class Restarts:
             case ExponentialDelay(attempts, first_delay_ms):
                 if self._attempts > attempts:
                     return GiveUp(attempts)
-                return RestartAfter(min(first_delay_ms * 2 ** (self._attempts - 1), _LONGEST_DELAY_MS))
+                if self._attempts == 1:
+                    return RestartAfter(0.0)
+                return RestartAfter(min(first_delay_ms * 2 ** (self._attempts - 2), _LONGEST_DELAY_MS))
