@@ -126,6 +126,8 @@ def main() -> None:
     parser.add_argument("--case", choices=[*CASES], action="append", help="default: all")
     given = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # So that what was started is ended, whoever ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     print(f"load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores, {given.times} strikes per case")
     print(f"{'':22}{'':>22}" + "".join(f"{part:>24}" for part in PARTS))
     with tempfile.TemporaryDirectory(prefix="tidegate-recovery-") as folder:

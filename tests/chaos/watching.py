@@ -99,11 +99,12 @@ class Driver:
 
 
 @contextmanager
-def driver(folder: Path, *arguments: str) -> Iterator[Driver]:
+def driver(folder: Path, *arguments: str, program: str = "tests.chaos.job") -> Iterator[Driver]:
     """Starts the job in a process group of its own; whatever of it is left at the end is killed."""
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "PYSPARK_PYTHON": sys.executable}
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.chaos.job", str(folder), *arguments],
+        [sys.executable, "-m", program, str(folder), *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

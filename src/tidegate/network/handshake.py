@@ -1,6 +1,6 @@
 """How two processes of one job prove to each other that they know its secret, as a pure machine: bytes in, bytes out.
 
-It must never touch a socket, a clock or a random source. A listener says nothing at all to who does not know the secret.
+It must never touch a socket, a clock or a random source. A listener says nothing to who does not know the secret.
 
     dialer      hello = magic "TGHS" | u16 version | u8 role | 32 bytes nonce | HMAC-SHA256(dialer, own nonce)
     acceptor    hello, likewise

@@ -21,6 +21,7 @@ from tidegate.model.errors import UserError
 from tidegate.model.ids import SlotIndex
 from tidegate.model.version import VERSION
 from tidegate.spark.session import SlotClaim, occupy_slots, slots_left_for
+from tidegate.spark.spares import SpareExecutors
 from tidegate.worker.main import SlotOrder, run_slot
 
 _CANCELLED = "SPARK_JOB_CANCELLED"
@@ -81,6 +82,7 @@ class SparkLaunch:
         # Spark's page shows it beside the job's number.
         self._group = f"{query_name}-{order.launch}-{uuid.uuid4().hex[:8]}"
         self._was_cancelled_by_us = False
+        self._spares = SpareExecutors(spark, group=self._group, have_slots_begun=lambda: self.running_slots() == slots)
         # A daemon: it sits in a call to the JVM, which ends when the job does or the JVM goes.
         self._thread = threading.Thread(target=self._carry, name=f"tidegate-launch-{order.launch}", daemon=True)
         self._thread.start()
@@ -117,7 +119,10 @@ class SparkLaunch:
         # An idle timeout would end slots that wait for data.
         self._spark.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "0")
         slots = self._spark.range(0, self._slots, 1, self._slots)
-        slots.mapInArrow(_slot_function(self._order), "slot long", barrier=True).collect()
+        try:
+            slots.mapInArrow(_slot_function(self._order), "slot long", barrier=True).collect()
+        finally:
+            self._spares.close()
 
     def _exit_of(self, error: Exception) -> LaunchExit:
         if self._was_cancelled_by_us:

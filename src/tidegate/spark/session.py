@@ -131,6 +131,12 @@ def occupy_slots(claim: SlotClaim, *, slots: int) -> None:
     LEDGER.occupy(claim, slots=slots)
 
 
+def spare_cores(spark: SparkSession) -> int:
+    """Cores that no query of this process holds."""
+    held = sum(claim.slots for claim in LEDGER.held(spark.sparkContext.applicationId))
+    return max(0, _concurrent_tasks(spark.sparkContext) - held)
+
+
 def release_slots(claim: SlotClaim) -> None:
     LEDGER.release(claim)
 
