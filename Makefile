@@ -1,6 +1,6 @@
 # The only entry: every other script, and CI, calls these targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint sim same-answers bench bench-protocol pack docs format lock clean
+.PHONY: help setup demo check test lint sim same-answers bench bench-protocol pack bench-recovery docs format lock clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
@@ -63,6 +63,9 @@ bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARG
 
 pack: setup ## Pack Python and Tidegate into one archive for spark-submit; WITH=polars takes more packages along
 	@$(BIN)/python scripts/pack_environment.py $(if $(WITH),--with $(WITH))
+
+bench-recovery: setup ## Measure the time from a failure to the next committed row; ARGS="--times 3" strikes less often
+	@$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 docs: setup ## Check that the documents say what the code does and every link leads somewhere
 	@$(BIN)/python -m pytest -q tests/architecture/test_docs_links.py tests/architecture/test_reference.py

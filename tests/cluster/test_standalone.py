@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.testing.standalone import StandaloneCluster, standalone_cluster
+from tidegate.testing.standalone import StandaloneCluster, _children, standalone_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -51,3 +51,20 @@ def test_a_killed_executor_and_a_lost_machine_cost_no_row(cluster: StandaloneClu
         assert line.endswith("2 slots"), line
         assert await_line(process, "rows").split()[1:] == ["equal"]
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_an_executor_without_a_slot_is_loaded_beforehand(cluster: StandaloneCluster, tmp_path: Path) -> None:
+    with driver(cluster, tmp_path, slots=1) as process:
+        try:
+            await_line(process, "running")
+            deadline = time.monotonic() + PATIENCE_S
+            while not all(has_python(executor) for executor in cluster.executors()):
+                assert time.monotonic() < deadline, "the executor beside the slot's was left alone"
+                time.sleep(0.1)
+            assert len(cluster.executors()) == 2
+        finally:
+            process.kill()
+
+
+def has_python(executor: int) -> bool:
+    return any("pyspark.daemon" in command for _, command in _children(executor))

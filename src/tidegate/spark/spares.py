@@ -35,7 +35,7 @@ class SpareExecutors:
         self._group = f"{group}-spares"
         self._have_slots_begun = have_slots_begun
         self._is_over = threading.Event()
-        if re.fullmatch(r"local(\[.*\])?", spark.sparkContext.master) is None:
+        if re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) is None:
             # A daemon, as the launch's own thread: both sit in calls to the JVM.
             threading.Thread(target=self._warm, name="tidegate-spares", daemon=True).start()
 
