@@ -865,6 +865,19 @@ def test_who_was_superseded_removes_nothing() -> None:
     assert (job.committer.committed, job.committer.discarded_before) == ([], [])
 
 
+def test_who_was_superseded_says_so_whatever_it_stumbled_over() -> None:
+    job = Hand()
+    job.run()
+    job.durable_job().start_generation(at_ms=0)
+    job.committer.discarded_before.clear()
+    failed = Failed(Generation(1), is_user_code=False, is_final=True, message="a file is gone", traceback="")
+    job.say(SLOTS[0], failed)
+    job.exit(Ended())
+    job.store_all()
+    assert job.driver.is_over and isinstance(job.driver.failure, Superseded)
+    assert job.committer.discarded_before == []
+
+
 def test_files_that_cannot_be_removed_do_not_fail_the_job(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

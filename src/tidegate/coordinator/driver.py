@@ -342,7 +342,10 @@ class Driver:
         generation = self._generation
 
         def then(error: BaseException | None) -> None:
-            if error is not None:
+            if isinstance(error, Superseded):
+                # Whatever it ended with: who took over moves and removes what this one was about to use.
+                self._failure = error
+            elif error is not None:
                 log.warning("Query %r left unfinished files behind: %s", self._spec.name, error)
             self._is_over = True
 
