@@ -40,6 +40,7 @@ INTERVAL = "200ms"
 # Enough for everything that is not under test to have settled since the last strike.
 CHECKPOINTS_BEFORE_A_STRIKE = 5
 _LOOK_EVERY_S = 0.001
+_SPIN_S = 0.2
 # A job that has not recovered by then will not.
 _PATIENCE_S = 90.0
 _GENERATION = re.compile(r"-g(\d+)-")
@@ -128,12 +129,21 @@ def main() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # So that what was started is ended, whoever ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    print(f"load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores, {given.times} strikes per case")
+    print(f"{machine()} at the start, {os.cpu_count()} cores, {given.times} strikes per case")
     print(f"{'':22}{'':>22}" + "".join(f"{part:>24}" for part in PARTS))
     with tempfile.TemporaryDirectory(prefix="tidegate-recovery-") as folder:
         for case in given.case or CASES:
             report(case, CASES[case](Path(folder) / case, given.times))
-    print(f"load {os.getloadavg()[0]:.1f} at the end")
+    print(f"{machine()} at the end")
+
+
+def machine() -> str:
+    """How busy it is: a machine that is busy with other things gives one thread a part of a core only."""
+    began_s, used_s = time.perf_counter(), time.process_time()
+    while time.process_time() - used_s < _SPIN_S:
+        pass
+    share = _SPIN_S / (time.perf_counter() - began_s)
+    return f"load {os.getloadavg()[0]:.1f}, {share:.0%} of a core for one thread"
 
 
 def report(case: str, strikes: list[tuple[float, ...]]) -> None:
