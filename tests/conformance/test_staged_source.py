@@ -87,6 +87,17 @@ def test_of_two_attempts_at_a_batch_the_first_that_is_published_counts(tmp_path:
     assert len(list((tmp_path / "data").iterdir())) == 1
 
 
+def test_a_driver_that_starts_leaves_what_another_one_may_still_publish(tmp_path: Path) -> None:
+    folder, _ = staging_of(tmp_path)
+    stage(folder, 0, (0, 3))
+    in_work = folder.new_data_folder(1)
+    in_work.mkdir()
+    pq.write_table(pa.table({"c0": [3], "c1": ["3"]}), in_work / "part.parquet")
+    folder.remove_unpublished()
+    folder.publish(1, in_work)
+    assert sorted(SourceRun(source_of(tmp_path), 1).drain()) == rows_of((0, 4))
+
+
 def test_a_batch_without_a_marker_does_not_exist(tmp_path: Path) -> None:
     folder, _ = staging_of(tmp_path)
     folder.new_data_folder(0).mkdir()
