@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.accumulators.build import CallStates
+from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.operators.accumulators.build import CallStates
+from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.accumulators.contract import distinct_slots
 from tidegate.operators.aggregate import EMIT_BATCH_ROWS, LEAST_FIRED_GROUPS, plain_type
 from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots, fixed_array

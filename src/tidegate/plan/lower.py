@@ -1,5 +1,6 @@
 """Cuts a plan into vertices: forward operators are chained, keyed ones start a new vertex behind a hash edge."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
@@ -82,12 +83,23 @@ def lower(
     """`source_parallelism`: at most so many subtasks read; what they read goes to all slots in turn."""
     builder = _Builder(sink.mode, source_parallelism)
     builder.finish(builder.chains(root), sink)
+    if sink.mode is OutputMode.COMPLETE:
+        _require_whole_tables(builder.vertices)
     return JobPlan(
         vertices=tuple(builder.vertices),
         edges=tuple(builder.edges),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
+
+
+def _require_whole_tables(vertices: Sequence[Vertex]) -> None:
+    """In complete mode a writer replaces what it showed before: it must get all groups of one task, epoch by epoch."""
+    for vertex in vertices:
+        if vertex.sink is not None and not any(isinstance(each, AggregateSpec) for each in vertex.operators):
+            raise UnsupportedPlan(
+                "Tidegate does not run repartition behind an aggregation in complete mode: put it before groupBy."
+            )
 
 
 def describe(plan: JobPlan) -> str:
@@ -133,7 +145,7 @@ def operator_name(operator: OperatorSpec) -> str:
         case EventTimeColumnSpec():
             return "EventTimeColumn"
         case AggregateSpec(calls=calls):
-            return f"Aggregate({', '.join(call.function.value for call in calls)})"
+            return f"Aggregate({', '.join(_call_name(call) for call in calls)})"
         case TransformWithStateSpec():
             return "TransformWithState"
         case WatermarkSpec():
@@ -407,13 +419,18 @@ def _aggregate_input(node: Aggregate) -> tuple[tuple[Expression, ...], tuple[Agg
     calls = [
         replace(
             call,
-            arguments=tuple(column_of(argument) for argument in call.arguments),
+            arguments=call.arguments if call.distinct else tuple(column_of(argument) for argument in call.arguments),
+            distinct=tuple(column_of(value) for value in call.distinct),
             condition=None if call.condition is None else column_of(call.condition),
         )
         for call in node.calls
     ]
     # Rows without columns would not travel.
     return tuple(columns) or (Literal(True, pa.bool_()),), tuple(calls)
+
+
+def _call_name(call: AggregateCall) -> str:
+    return f"{call.function.value} distinct" if call.distinct else call.function.value
 
 
 def _is_identity(columns: tuple[Expression, ...], schema: pa.Schema) -> bool:
@@ -450,7 +467,7 @@ def _details(operator: OperatorSpec) -> str:
 def _state_shape(operator: OperatorSpec) -> str:
     match operator:
         case AggregateSpec(calls=calls, event_time=event_time):
-            held = ", ".join(f"{call.function.value}:{call.type}" for call in calls)
+            held = ", ".join(f"{_call_name(call)}:{call.type}" for call in calls)
             by = "" if event_time is None else f" by={event_time.key.value}:{event_time.position}"
             return f"Aggregate keys={_key_types(operator)}{by} in={_types(operator.input_schema)} calls=[{held}]"
         case TransformWithStateSpec():

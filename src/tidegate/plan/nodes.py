@@ -112,7 +112,10 @@ class SketchTables:
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
-    """`condition`: FILTER (WHERE ...): only rows for which it is true count."""
+    """`condition`: FILTER (WHERE ...): only rows for which it is true count.
+
+    `distinct`: of DISTINCT, the values by which rows count once; `arguments` are then over a row of these values.
+    """
 
     function: AggregateFunction
     arguments: tuple[Expression, ...]
@@ -120,6 +123,7 @@ class AggregateCall:
     ansi: bool
     condition: Expression | None = None
     sketch: SketchTables | None = None
+    distinct: tuple[Expression, ...] = ()
 
 
 class OutputMode(Enum):

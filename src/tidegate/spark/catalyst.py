@@ -26,6 +26,7 @@ from tidegate.plan.nodes import (
     Union,
 )
 from tidegate.spark.catalyst_aggregates import read_aggregate
+from tidegate.spark.catalyst_distinct import has_distinct, optimised_with_distinct, without_distinct
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_generators import kept_columns, read_generate, read_projections
 from tidegate.spark.catalyst_joins import read_deduplicate, read_join
@@ -86,7 +87,8 @@ def read_plan(df: DataFrame) -> Node:
             f"{current_time.group(1)} would be fixed at the time of planning: "
             f"take the time in mapInArrow, or use the timestamp of the source."
         )
-    optimized = df.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed)
+    optimizer = df.sparkSession._jsparkSession.sessionState().optimizer()
+    optimized = optimised_with_distinct(optimizer, analyzed) if has_distinct(analyzed) else optimizer.execute(analyzed)
     with session_of_plan(df.sparkSession):
         return _read(plan_tree(optimized)).node
 
@@ -103,7 +105,7 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
     spark_mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForStreaming(df._jdf.queryExecution().analyzed(), spark_mode)
+        checker.checkForStreaming(without_distinct(df._jdf.queryExecution().analyzed()), spark_mode)
     except AnalysisException as refusal:
         raise UnsupportedPlan(_sparks_sentence(refusal, mode)) from None
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.operators.accumulators.build import accumulator_of
+from tidegate.operators.accumulators.distinct import DistinctRows
 from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
 from tidegate.plan.nodes import AggregateCall, AggregateFunction
 from tidegate.spark.catalyst_expressions import Scope, evaluation_is_ansi, read_expression
@@ -52,14 +53,11 @@ _CHOOSING: Mapping[tuple[str, bool], AggregateFunction] = {
 
 def read_call(tree: ExpressionTree, scope: Scope) -> AggregateCall:
     """An `AggregateExpression`: a function, and what stands in FILTER."""
-    if tree.fields["isDistinct"]:
-        raise UnsupportedPlan(f"Tidegate does not run `{tree.sql()}`: remove DISTINCT.")
     call = _read_function(tree.children[0], scope)
     accumulator_of(call)  # refuses types that it cannot take
-    if len(tree.children) == 1:
-        return call
-    condition = read_expression(tree.children[1], scope)
-    return replace(call, arguments=tuple(_only_where(condition, each) for each in call.arguments), condition=condition)
+    if tree.fields["isDistinct"]:
+        call = _distinct(call, _arguments(tree.children[0], scope), tree)
+    return _filtered(call, tree, scope)
 
 
 def read_small_decimal_sum(tree: ExpressionTree, scope: Scope) -> AggregateCall | None:
@@ -73,10 +71,43 @@ def read_small_decimal_sum(tree: ExpressionTree, scope: Scope) -> AggregateCall 
     kind = pa.decimal128(tree.fields["precision"], tree.fields["scale"])
     argument = read_expression(summed.children[0], scope)
     call = AggregateCall(_F.SUM, (argument,), kind, evaluation_is_ansi(outer.children[0]))
-    if len(outer.children) == 1:
+    if outer.fields["isDistinct"]:
+        call = _distinct(call, (argument,), outer)
+    return _filtered(call, outer, scope)
+
+
+def _distinct(call: AggregateCall, values: tuple[Expression, ...], tree: ExpressionTree) -> AggregateCall:
+    """The call over the rows of these values, each of which it sees once."""
+    try:
+        DistinctRows([value.type for value in values])
+    except UnsupportedPlan as refusal:
+        raise UnsupportedPlan(f"Tidegate does not run `{tree.sql()}`: {refusal}") from None
+
+    def over(argument: Expression) -> Expression:
+        if argument in values:
+            position = values.index(argument)
+            return Column(position, f"value_{position}", argument.type)
+        match argument:
+            case Cast(child=child):
+                return replace(argument, child=over(child))
+            case Call(arguments=arguments):
+                return replace(argument, arguments=tuple(over(each) for each in arguments))
+            case Literal():
+                return argument
+            case _:
+                raise UnsupportedPlan(f"Tidegate does not run `{tree.sql()}`: remove DISTINCT.")
+
+    return replace(call, arguments=tuple(over(argument) for argument in call.arguments), distinct=values)
+
+
+def _filtered(call: AggregateCall, tree: ExpressionTree, scope: Scope) -> AggregateCall:
+    if len(tree.children) == 1:
         return call
-    condition = read_expression(outer.children[1], scope)
-    return replace(call, arguments=(_only_where(condition, argument),), condition=condition)
+    condition = read_expression(tree.children[1], scope)
+    if call.distinct:
+        # Spark evaluates these of every row.
+        return replace(call, condition=condition)
+    return replace(call, arguments=tuple(_only_where(condition, each) for each in call.arguments), condition=condition)
 
 
 def _read_function(tree: ExpressionTree, scope: Scope) -> AggregateCall:

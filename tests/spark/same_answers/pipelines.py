@@ -204,6 +204,55 @@ _WINDOWS = [
     ),
 ]
 
+_TIMED_WINDOWS = "window.end <= timestamp'2026-03-01 12:07:00'"
+
+# Spark starts no streaming query with these, but a batch of the same DataFrame tells what they mean.
+_DISTINCT = [
+    grouped(
+        "distinct values",
+        lambda: (
+            F.count_distinct("item"),
+            F.sum_distinct("item"),
+            F.expr("avg(distinct item)"),
+            F.count("*"),
+        ),
+    ),
+    grouped(
+        "several distinct sets",
+        lambda: (
+            F.count_distinct("item", "note"),
+            F.expr("count(distinct note) filter (where item > 2)"),
+            F.expr("sum(distinct price)"),
+            F.expr("count(distinct address)"),
+            F.expr("max(distinct item)"),
+        ),
+    ),
+    Pipeline(
+        "distinct values without keys",
+        orders(lambda df: df.agg(F.count_distinct("user"), F.expr("avg(distinct amount)"), F.sum("id"))),
+        mode="complete",
+    ),
+    Pipeline(
+        "distinct values in windows",
+        timed(lambda df: df.groupBy(_minute(), "user").agg(F.count_distinct("item")).where(_TIMED_WINDOWS)),
+    ),
+    Pipeline(
+        "distinct values in windows, update mode",
+        timed(lambda df: df.groupBy(_minute()).agg(F.count_distinct("user", "item"), F.count_distinct("note"))),
+        mode="update",
+        keys=1,
+    ),
+    Pipeline(
+        "distinct values in sessions",
+        timed(
+            lambda df: df.groupBy(F.session_window("ts", "5 seconds"), "user").agg(
+                F.count_distinct("item"), F.sum_distinct("item"), F.max("id")
+            )
+        ),
+        mode="complete",
+    ),
+]
+
 _DEDUPLICATION = [
     Pipeline("distinct", orders(lambda df: df.select("user", "item").distinct())),
     Pipeline("dropDuplicates", orders(lambda df: df.select("user", "item").dropDuplicates())),
@@ -292,4 +341,4 @@ _USER_STATE = [
     ),
 ]
 
-PIPELINES = [*_STATELESS, *_AGGREGATES, *_WINDOWS, *_DEDUPLICATION, *_JOINS, *_TABLES, *_USER_STATE]
+PIPELINES = [*_STATELESS, *_AGGREGATES, *_WINDOWS, *_DISTINCT, *_DEDUPLICATION, *_JOINS, *_TABLES, *_USER_STATE]

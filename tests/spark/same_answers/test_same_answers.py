@@ -25,6 +25,7 @@ _FALLING = {
     "count and sum",
     "sets",
     "complete mode",
+    "several distinct sets",
     "tumbling windows",
     "sessions",
     "windows over windows",

@@ -1,13 +1,11 @@
-"""Accumulators from calls, and all of an aggregation's as one: arguments and FILTER conditions are evaluated here."""
-
-from collections.abc import Sequence
+"""Accumulators from calls."""
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.operators.accumulators.collected import CollectedList, CollectedSet
-from tidegate.operators.accumulators.contract import Accumulator, Frozen
+from tidegate.operators.accumulators.contract import Accumulator
 from tidegate.operators.accumulators.decimals import DecimalAverage, DecimalSum
 from tidegate.operators.accumulators.extremes import (
     GREATEST,
@@ -21,75 +19,11 @@ from tidegate.operators.accumulators.moments import CentralMoments, Covariance
 from tidegate.operators.accumulators.picked import FirstValue, LastValue
 from tidegate.operators.accumulators.sketches import DistinctSketch
 from tidegate.operators.accumulators.sums import BitAccumulator, CountAccumulator, FloatAverage, FloatSum, IntegerSum
-from tidegate.operators.columnar import Slots, slots_array
-from tidegate.plan.kernels import compile_expression
-from tidegate.plan.key_groups import fixed_values_of, validity_of
 from tidegate.plan.nodes import AggregateCall, AggregateFunction
 
 _MAX_DECIMAL_DIGITS = 38
 # By how much Spark's sum of decimals is wider than its values.
 _SUM_DIGITS = 10
-
-
-class CallStates:
-    """The running values of all calls of an aggregation, by slot."""
-
-    def __init__(self, calls: Sequence[AggregateCall]) -> None:
-        self._accumulators = [accumulator_of(call) for call in calls]
-        self._arguments = [[compile_expression(argument) for argument in call.arguments] for call in calls]
-        self._conditions = [None if call.condition is None else compile_expression(call.condition) for call in calls]
-
-    def stored_fields(self) -> list[pa.Field]:
-        return [
-            pa.field(f"call_{index}_{place}", kind)
-            for index, accumulator in enumerate(self._accumulators)
-            for place, kind in enumerate(accumulator.stored_types)
-        ]
-
-    def grow_to(self, slot_count: int) -> None:
-        for accumulator in self._accumulators:
-            accumulator.grow_to(slot_count)
-
-    def add(self, rows: pa.RecordBatch, slots: Slots) -> None:
-        for accumulator, arguments, condition in zip(
-            self._accumulators, self._arguments, self._conditions, strict=True
-        ):
-            if condition is None:
-                accumulator.add([argument(rows) for argument in arguments], slots)
-                continue
-            chosen = _true_rows(condition(rows))
-            if len(chosen):
-                part = rows.take(slots_array(chosen))
-                accumulator.add([argument(part) for argument in arguments], slots[chosen])
-
-    def merge(self, *, sources: Slots, targets: Slots) -> None:
-        for accumulator in self._accumulators:
-            accumulator.merge(sources=sources, targets=targets)
-
-    def clear(self, slots: Slots) -> None:
-        for accumulator in self._accumulators:
-            accumulator.clear(slots)
-
-    def keep(self, slots: Slots) -> None:
-        for accumulator in self._accumulators:
-            accumulator.keep(slots)
-
-    def freeze(self) -> Frozen:
-        parts = [accumulator.freeze() for accumulator in self._accumulators]
-        return lambda part: [column for frozen in parts for column in frozen(part)]
-
-    def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        start = 0
-        for accumulator in self._accumulators:
-            count = len(accumulator.stored_types)
-            accumulator.restore(slots, columns[start : start + count])
-            start += count
-
-    def results(self, slots: Slots) -> list[pa.Array]:
-        return [accumulator.results(slots) for accumulator in self._accumulators]
-
-    def size_bytes(self) -> int:
-        return sum(accumulator.size_bytes() for accumulator in self._accumulators)
 
 
 def accumulator_of(call: AggregateCall) -> Accumulator:
@@ -180,8 +114,3 @@ def _unsupported(call: AggregateCall, kind: pa.DataType) -> UnsupportedPlan:
         f"Tidegate does not run {call.function.value} over {kind}: cast it to a number, a string or a decimal, "
         f"or aggregate its fields."
     )
-
-
-def _true_rows(condition: pa.Array) -> Slots:
-    flags, valid = fixed_values_of(condition).view(np.bool_), validity_of(condition)
-    return np.flatnonzero(flags if valid is None else flags & valid)

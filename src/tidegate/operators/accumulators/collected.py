@@ -69,7 +69,7 @@ class CollectedList:
         owners, read = self._owners.used.copy(), self._values.reader()
         kind, slot_count = self._kind, self._slot_count
         return lambda part: [
-            _lists(owners, np.arange(part.start, part.stop), slot_count, lambda rows: read(rows, None), kind)
+            lists_by_slot(owners, np.arange(part.start, part.stop), slot_count, lambda rows: read(rows, None), kind)
         ]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
@@ -81,7 +81,7 @@ class CollectedList:
         self._owners.append(np.repeat(slots + 1, lengths))
 
     def results(self, slots: Slots) -> pa.Array:
-        return _lists(self._owners.used, slots, self._slot_count, self._values.take, self._kind)
+        return lists_by_slot(self._owners.used, slots, self._slot_count, self._values.take, self._kind)
 
     def size_bytes(self) -> int:
         return self._owners.used.nbytes + self._values.size_bytes()
@@ -144,7 +144,9 @@ class CollectedSet:
     def freeze(self) -> Frozen:
         owners, pairs, slot_count = self._owners.used.copy() + 1, self._pairs, self._slot_count
         return lambda part: [
-            _lists(owners, np.arange(part.start, part.stop), slot_count, lambda rows: pairs.gather(rows)[1], self._kind)
+            lists_by_slot(
+                owners, np.arange(part.start, part.stop), slot_count, lambda rows: pairs.gather(rows)[1], self._kind
+            )
         ]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
@@ -158,7 +160,9 @@ class CollectedSet:
 
     def results(self, slots: Slots) -> pa.Array:
         pairs = self._pairs
-        return _lists(self._owners.used + 1, slots, self._slot_count, lambda rows: pairs.gather(rows)[1], self._kind)
+        return lists_by_slot(
+            self._owners.used + 1, slots, self._slot_count, lambda rows: pairs.gather(rows)[1], self._kind
+        )
 
     def size_bytes(self) -> int:
         return self._pairs.size_bytes() + self._owners.used.nbytes
@@ -182,7 +186,7 @@ class CollectedSet:
             self._add_pairs(values, owners[entries])
 
 
-def _lists(
+def lists_by_slot(
     owners: Slots, slots: Slots, slot_count: int, take: Callable[[Slots], pa.Array], kind: pa.DataType
 ) -> pa.Array:
     """The values of each slot as a list; `owners` are slots counted from 1."""
