@@ -407,3 +407,75 @@ def test_writing_and_committing_parquet_does_not_import_pandas(tmp_path: Path) -
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=True)
     assert pq.read_table(tmp_path / "out").num_rows == 2
+
+
+class TableCalls:
+    """The groups that a foreachBatch function gets in complete mode, by epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        options = {"checkpointLocation": str(folder)}
+        self.sink = staged_sink.from_node(nodes.Sink("foreachBatch", options, SCHEMA, nodes.OutputMode.COMPLETE))
+        self.sink.prepare_location()
+        staged_sink.call_for_epochs(self.sink.folder, self._take)
+        self.calls: list[tuple[int, list[tuple[Any, ...]]]] = []
+        self.committer = self.sink.committer()
+
+    def _take(self, files: Sequence[Path], epoch: CheckpointId) -> None:
+        rows = [tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist()]
+        self.calls.append((int(epoch), sorted(rows)))
+
+    def files(self) -> int:
+        return len(list(self.sink.folder.glob("*.parquet")))
+
+
+def table_rows(*starts: int) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for start in starts for row in make_rows(start, 2).to_pylist())
+
+
+def test_in_complete_mode_an_epoch_is_the_newest_rows_of_every_task(tmp_path: Path) -> None:
+    calls = TableCalls(tmp_path)
+    first = calls.sink.writer(task=FIRST, generation=Generation(1))
+    second = calls.sink.writer(task=SECOND, generation=Generation(1))
+    first.write(make_rows(10, 2))
+    second.write(make_rows(20, 2))
+    calls.committer.commit([*prepare(first, 1), *prepare(second, 1)], permit(1))
+    # The first one's input has ended: it has shown its groups for the last time.
+    for checkpoint, start in ((2, 30), (3, 40)):
+        second.write(make_rows(start, 2))
+        calls.committer.commit(prepare(second, checkpoint), permit(checkpoint))
+    calls.committer.commit([], permit(4))
+    assert calls.calls == [(1, table_rows(10, 20)), (2, table_rows(10, 30)), (3, table_rows(10, 40))]
+    assert calls.files() == 2, "what was replaced is gone"
+
+
+def test_in_complete_mode_rows_of_a_failed_checkpoint_are_replaced_by_those_of_the_next(tmp_path: Path) -> None:
+    calls = TableCalls(tmp_path)
+    writer = calls.sink.writer(task=FIRST, generation=Generation(1))
+    writer.write(make_rows(10, 2))
+    failed = prepare(writer, 1)
+    writer.write(make_rows(20, 2))
+    calls.committer.commit([*failed, *prepare(writer, 2)], permit(2))
+    assert calls.calls == [(2, table_rows(20))]
+
+
+def test_in_complete_mode_an_epoch_comes_again_as_it_was_and_goes_when_the_next_generation_shows_all(
+    tmp_path: Path,
+) -> None:
+    calls = TableCalls(tmp_path)
+    first = calls.sink.writer(task=FIRST, generation=Generation(1))
+    second = calls.sink.writer(task=SECOND, generation=Generation(1))
+    first.write(make_rows(10, 2))
+    second.write(make_rows(20, 2))
+    calls.committer.commit([*prepare(first, 1), *prepare(second, 1)], permit(1))
+    second.write(make_rows(30, 2))
+    unrecorded = prepare(second, 2)
+    calls.committer.commit(unrecorded, permit(2))
+    after_a_crash = TableCalls(tmp_path)
+    after_a_crash.committer.discard_uncommitted(unrecorded, Generation(2))
+    after_a_crash.committer.commit(unrecorded, permit(2))
+    assert after_a_crash.calls == calls.calls[1:] == [(2, table_rows(10, 30))]
+    only = after_a_crash.sink.writer(task=FIRST, generation=Generation(2))
+    only.write(make_rows(50, 2))
+    after_a_crash.committer.commit(prepare(only, 3), permit(3))
+    assert after_a_crash.calls[-1] == (3, table_rows(50))
+    assert after_a_crash.files() == 1

@@ -158,3 +158,19 @@ def test_event_times_of_python_are_the_same_instants() -> None:
         [pa.array([1], pa.int64()), pa.array([at], pa.timestamp("us", "UTC"))], schema=MICROSECONDS
     )
     assert seen(opened(), batch) == int(at.timestamp() * 1000)
+
+
+def test_a_run_that_goes_on_after_a_restore_ends_where_the_furthest_old_subtask_was() -> None:
+    sections = []
+    for tick in ([50_000], [30_000]):
+        old = opened(delay_ms=10)
+        seen(old, rows(tick))
+        sections += old.snapshot()
+    restored = opened(delay_ms=10, restored=restored_from(sections))
+    assert seen(restored, rows([45_000])) == 35, "while it runs, its own rows count"
+    (section,) = restored.snapshot()
+    restored.end_of_input(lambda batch: None)
+    assert restored.watermark_behind(MIN_WATERMARK_MS) == 40
+    once_more = opened(delay_ms=10, restored=restored_from([section]))
+    once_more.end_of_input(lambda batch: None)
+    assert once_more.watermark_behind(MIN_WATERMARK_MS) == 40, "a second fall forgets nothing"

@@ -48,7 +48,7 @@ from tidegate.worker.settings import SlotSettings
 _PASSING_SINKS = ("memory", "console", "noop", FOREACH, FOREACH_BATCH)
 _FILE_SINKS = ("csv", "json", "parquet")
 # Sinks that can show all groups anew each time.
-_REPLACING_SINKS = ("memory", "console", "noop")
+_REPLACING_SINKS = ("memory", "console", "noop", "foreachBatch", "foreach")
 _LOOPBACK = "127.0.0.1"
 
 

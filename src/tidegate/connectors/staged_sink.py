@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
+from tidegate.connectors.staged_table import ResultTable, TaskFile
 from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
@@ -62,6 +63,7 @@ class StagedFile(msgspec.Struct, frozen=True):
 class StagedSink:
     folder: Path
     schema: pa.Schema
+    mode: nodes.OutputMode = nodes.OutputMode.APPEND
 
     def prepare_location(self) -> None:
         make_folder(self.folder, what="the rows of an epoch")
@@ -69,8 +71,8 @@ class StagedSink:
     def writer(self, *, task: TaskId, generation: Generation) -> "StagedWriter":
         return StagedWriter(self, task=task, generation=generation)
 
-    def committer(self) -> "StagedCommitter":
-        return StagedCommitter(self)
+    def committer(self) -> "StagedCommitter | StagedTableCommitter":
+        return StagedTableCommitter(self) if self.mode is nodes.OutputMode.COMPLETE else StagedCommitter(self)
 
     @property
     def file_schema(self) -> pa.Schema:
@@ -91,7 +93,7 @@ def from_node(node: nodes.Sink) -> StagedSink:
             f"The checkpointLocation {location!r} is remote, and {node.format} keeps the rows of an epoch below it in "
             f"files: choose a local or mounted folder."
         )
-    return StagedSink(path / layout.staging_folder(node.format), node.schema)
+    return StagedSink(path / layout.staging_folder(node.format), node.schema, node.mode)
 
 
 class _OpenFile:
@@ -188,44 +190,83 @@ class StagedCommitter:
 
     def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
         self._remove_recorded(before=permit.checkpoint)
-        files = sorted(_decode(committables), key=lambda file: file.name)
-        for file in files:
-            self._check(file, permit)
+        files = sorted(_checked(self._sink, committables, permit), key=lambda file: file.name)
         paths = [self._sink.folder / file.name for file in files]
         self._given[permit.checkpoint] = paths
         if paths:
-            self._function()(paths, permit.checkpoint)
+            _function_of(self._sink)(paths, permit.checkpoint)
 
     def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
-        kept = {file.name for file in _decode(keep)}
-        for path in self._sink.folder.glob("g*.parquet"):
-            if path.name not in kept and _generation_of(path.name) < generation:
-                path.unlink(missing_ok=True)
-
-    def _function(self) -> EpochFunction:
-        with _lock:
-            found = _functions.get(self._sink.folder)
-        if found is None:
-            raise ProtocolViolation(f"Nobody in this process takes the epochs of {self._sink.folder}.")
-        return found
-
-    def _check(self, file: StagedFile, permit: CommitPermit) -> None:
-        # One prepared for a checkpoint that failed goes with a later one, never with an earlier one.
-        if file.checkpoint > permit.checkpoint:
-            raise ProtocolViolation(
-                f"{file.name} belongs to checkpoint {file.checkpoint} and was to be committed with {permit.checkpoint}."
-            )
-        if not (self._sink.folder / file.name).is_file():
-            raise Damaged(
-                f"The staged file {self._sink.folder / file.name} is missing, so {file.rows} rows of epoch "
-                f"{permit.checkpoint} cannot be given out: restore it from a backup."
-            )
+        _discard(self._sink, {file.name for file in _decode(keep)}, generation)
 
     def _remove_recorded(self, *, before: CheckpointId) -> None:
         # Commits come in the log's order, each after the one before it is recorded: only then its files may go.
         for checkpoint in [given for given in self._given if given < before]:
             for path in self._given.pop(checkpoint):
                 path.unlink(missing_ok=True)
+
+
+class StagedTableCommitter:
+    """In complete mode: calls the function with the whole result table, once per epoch in which a task gave rows."""
+
+    def __init__(self, sink: StagedSink) -> None:
+        self._sink = sink
+        self._table = ResultTable(sink.folder)
+        self._given: dict[str, CheckpointId] = {}
+
+    def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
+        given = _checked(self._sink, committables, permit)
+        if not given:
+            return
+        for name in self._table.files():
+            self._given.setdefault(name, CheckpointId(0))
+        self._given |= {file.name: permit.checkpoint for file in given}
+        names = self._table.at(permit.checkpoint, [_of_task(file) for file in given])
+        self._remove_replaced(names, before=permit.checkpoint)
+        _function_of(self._sink)([self._sink.folder / name for name in names], permit.checkpoint)
+
+    def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
+        _discard(self._sink, {*self._table.files(), *(file.name for file in _decode(keep))}, generation)
+
+    def _remove_replaced(self, names: Sequence[str], *, before: CheckpointId) -> None:
+        # As above; and which files this epoch has is on disk, whatever happens next.
+        for name in [given for given, at in self._given.items() if at < before and given not in names]:
+            del self._given[name]
+            (self._sink.folder / name).unlink(missing_ok=True)
+
+
+def _function_of(sink: StagedSink) -> EpochFunction:
+    with _lock:
+        found = _functions.get(sink.folder)
+    if found is None:
+        raise ProtocolViolation(f"Nobody in this process takes the epochs of {sink.folder}.")
+    return found
+
+
+def _checked(sink: StagedSink, committables: Sequence[bytes], permit: CommitPermit) -> list[StagedFile]:
+    files = _decode(committables)
+    for file in files:
+        # One prepared for a checkpoint that failed goes with a later one, never with an earlier one.
+        if file.checkpoint > permit.checkpoint:
+            raise ProtocolViolation(
+                f"{file.name} belongs to checkpoint {file.checkpoint} and was to be committed with {permit.checkpoint}."
+            )
+        if not (sink.folder / file.name).is_file():
+            raise Damaged(
+                f"The staged file {sink.folder / file.name} is missing, so {file.rows} rows of epoch "
+                f"{permit.checkpoint} cannot be given out: restore it from a backup."
+            )
+    return files
+
+
+def _discard(sink: StagedSink, kept: set[str], generation: Generation) -> None:
+    for path in sink.folder.glob("g*.parquet"):
+        if path.name not in kept and _generation_of(path.name) < generation:
+            path.unlink(missing_ok=True)
+
+
+def _of_task(file: StagedFile) -> TaskFile:
+    return TaskFile(file.name, file.name.split("-")[1], _generation_of(file.name), file.checkpoint)
 
 
 def _decode(committables: Sequence[bytes]) -> list[StagedFile]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.operators.columnar import Flags, GrowingArray, Slots
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.key_groups import Hashes, fixed_values_of, key_group_of, validity_of
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
+from tidegate.protocol.watermarks import FIRST_EVENT_TIME_MS
 
 _US_PER_MS = 1000
 # A group without an event time is never finished, and a row without one never late.
@@ -24,7 +24,7 @@ class Expiry:
     def __init__(self) -> None:
         self._ends_us: GrowingArray[np.int64] = GrowingArray(np.int64)
         self._is_live: GrowingArray[np.bool_] = GrowingArray(np.bool_)
-        self._watermark_ms = MIN_WATERMARK_MS
+        self._watermark_ms = FIRST_EVENT_TIME_MS
         # No live group ends sooner; kept loose, made tight when groups are looked through.
         self._first_end_us = _NEVER_US
         self._context: TaskContext | None = None

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.key_groups import fixed_values_of, hash_rows, key_group_of, validity_of
-from tidegate.protocol.watermarks import MAX_WATERMARK_MS, KeyGroupFloors
+from tidegate.protocol.watermarks import FIRST_EVENT_TIME_MS, MAX_WATERMARK_MS, KeyGroupFloors
 
 _TICKS_PER_MS = {"ms": 1, "us": 1000}
 # The largest that can be told in microseconds: the end of event time lies beyond any row.
@@ -50,5 +50,4 @@ class Lateness:
 
 
 def _limit_ms(watermark_ms: int) -> int:
-    """Spark's event time begins at 0, so rows from before the epoch are late from the start."""
-    return min(max(0, watermark_ms), _MOST_MS)
+    return min(max(FIRST_EVENT_TIME_MS, watermark_ms), _MOST_MS)

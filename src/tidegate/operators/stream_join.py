@@ -31,7 +31,7 @@ from tidegate.plan.kernels import compile_expression
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows
 from tidegate.plan.nodes import JoinType
 from tidegate.plan.physical import JoinInputSpec, StreamJoinSpec
-from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.protocol.watermarks import FIRST_EVENT_TIME_MS, MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection, Section
 
 LEFT_SECTION: Final = "join-left"
@@ -58,7 +58,7 @@ class StreamJoinOperator:
         self._condition = None if spec.condition is None else compile_expression(spec.condition)
         # How late rows are found, and when kept ones are done with: both by the watermark of their key group.
         self._time = Expiry()
-        self._watermark_ms = MIN_WATERMARK_MS
+        self._watermark_ms = FIRST_EVENT_TIME_MS
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context

@@ -1,6 +1,9 @@
 """Where event time begins: rows pass through, the watermark follows the largest event time among them.
 
 Its own rows alone move it: the watermark at its input is replaced, except for the last one, which ends event time.
+
+After a restore it starts from the subtask that was furthest behind, and ends the run, when no row can be late any more,
+with what any of them had seen: as if the run had never been interrupted.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from tidegate.state.contract import Redistribution, RestoredSection, Section
 _SECTION = "watermark"
 _TICKS_PER_MS = {"ms": 1, "us": 1000}
 _encode = msgspec.msgpack.Encoder().encode
-_DECODER = msgspec.msgpack.Decoder(int)
+_DECODER = msgspec.msgpack.Decoder(tuple[int, int])
 
 
 class WatermarkOperator(WithoutTimers):
@@ -34,10 +37,13 @@ class WatermarkOperator(WithoutTimers):
         self._delay_ms = spec.delay_ms
         self._ticks_per_ms = _TICKS_PER_MS[field.type.unit]
         self._max_event_ms = MIN_WATERMARK_MS
+        self._furthest_ms = MIN_WATERMARK_MS  # of all subtasks, as far as this one was told
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        stored = [_decode(section) for section in restored]
         # The lowest of several: whatever rows this subtask gets now, none is late because of the others'.
-        self._max_event_ms = min((_decode(section) for section in restored), default=MIN_WATERMARK_MS)
+        self._max_event_ms = min((own_ms for own_ms, _ in stored), default=MIN_WATERMARK_MS)
+        self._furthest_ms = max((furthest_ms for _, furthest_ms in stored), default=MIN_WATERMARK_MS)
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         column = rows.column(self._column)
@@ -52,7 +58,7 @@ class WatermarkOperator(WithoutTimers):
         pass
 
     def end_of_input(self, emit: Emit) -> None:
-        pass
+        self._max_event_ms = max(self._max_event_ms, self._furthest_ms)
 
     def on_idle(self, emit: Emit) -> None:
         pass
@@ -64,17 +70,20 @@ class WatermarkOperator(WithoutTimers):
         return max(MIN_WATERMARK_MS, min(self._max_event_ms - self._delay_ms, MAX_WATERMARK_MS - 1))
 
     def snapshot(self) -> list[Section]:
-        data = _encode(self._max_event_ms)
+        data = self._encoded()
         return [Section(_SECTION, None, lambda: data, Redistribution.UNION)]
 
     def state_bytes(self) -> int:
-        return len(_encode(self._max_event_ms))
+        return len(self._encoded())
 
     def close(self) -> None:
         pass
 
+    def _encoded(self) -> bytes:
+        return _encode((self._max_event_ms, max(self._max_event_ms, self._furthest_ms)))
 
-def _decode(section: RestoredSection) -> int:
+
+def _decode(section: RestoredSection) -> tuple[int, int]:
     try:
         return _DECODER.decode(section.data)
     except msgspec.DecodeError as error:

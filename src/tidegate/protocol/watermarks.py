@@ -21,6 +21,8 @@ from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange
 
 MIN_WATERMARK_MS: Final = -(1 << 63)
 MAX_WATERMARK_MS: Final = (1 << 63) - 1
+# Spark's event time begins in 1970: what lies before is late from the start.
+FIRST_EVENT_TIME_MS: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
