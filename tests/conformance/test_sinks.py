@@ -409,12 +409,12 @@ def test_writing_and_committing_parquet_does_not_import_pandas(tmp_path: Path) -
     assert pq.read_table(tmp_path / "out").num_rows == 2
 
 
-class TableCalls:
-    """The groups that a foreachBatch function gets in complete mode, by epoch."""
+class EpochCalls:
+    """The rows that a foreachBatch function gets, by epoch."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mode: nodes.OutputMode) -> None:
         options = {"checkpointLocation": str(folder)}
-        self.sink = staged_sink.from_node(nodes.Sink("foreachBatch", options, SCHEMA, nodes.OutputMode.COMPLETE))
+        self.sink = staged_sink.from_node(nodes.Sink("foreachBatch", options, SCHEMA, mode))
         self.sink.prepare_location()
         staged_sink.call_for_epochs(self.sink.folder, self._take)
         self.calls: list[tuple[int, list[tuple[Any, ...]]]] = []
@@ -433,7 +433,7 @@ def table_rows(*starts: int) -> list[tuple[Any, ...]]:
 
 
 def test_in_complete_mode_an_epoch_is_the_newest_rows_of_every_task(tmp_path: Path) -> None:
-    calls = TableCalls(tmp_path)
+    calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
     first = calls.sink.writer(task=FIRST, generation=Generation(1))
     second = calls.sink.writer(task=SECOND, generation=Generation(1))
     first.write(make_rows(10, 2))
@@ -449,7 +449,7 @@ def test_in_complete_mode_an_epoch_is_the_newest_rows_of_every_task(tmp_path: Pa
 
 
 def test_in_complete_mode_rows_of_a_failed_checkpoint_are_replaced_by_those_of_the_next(tmp_path: Path) -> None:
-    calls = TableCalls(tmp_path)
+    calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
     writer = calls.sink.writer(task=FIRST, generation=Generation(1))
     writer.write(make_rows(10, 2))
     failed = prepare(writer, 1)
@@ -461,7 +461,7 @@ def test_in_complete_mode_rows_of_a_failed_checkpoint_are_replaced_by_those_of_t
 def test_in_complete_mode_an_epoch_comes_again_as_it_was_and_goes_when_the_next_generation_shows_all(
     tmp_path: Path,
 ) -> None:
-    calls = TableCalls(tmp_path)
+    calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
     first = calls.sink.writer(task=FIRST, generation=Generation(1))
     second = calls.sink.writer(task=SECOND, generation=Generation(1))
     first.write(make_rows(10, 2))
@@ -470,7 +470,7 @@ def test_in_complete_mode_an_epoch_comes_again_as_it_was_and_goes_when_the_next_
     second.write(make_rows(30, 2))
     unrecorded = prepare(second, 2)
     calls.committer.commit(unrecorded, permit(2))
-    after_a_crash = TableCalls(tmp_path)
+    after_a_crash = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
     after_a_crash.committer.discard_uncommitted(unrecorded, Generation(2))
     after_a_crash.committer.commit(unrecorded, permit(2))
     assert after_a_crash.calls == calls.calls[1:] == [(2, table_rows(10, 30))]
@@ -479,3 +479,22 @@ def test_in_complete_mode_an_epoch_comes_again_as_it_was_and_goes_when_the_next_
     after_a_crash.committer.commit(prepare(only, 3), permit(3))
     assert after_a_crash.calls[-1] == (3, table_rows(50))
     assert after_a_crash.files() == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected_calls"),
+    [
+        (nodes.OutputMode.APPEND, [(2, table_rows(10, 20))]),
+        (nodes.OutputMode.UPDATE, [(1, table_rows(10)), (2, table_rows(20))]),
+    ],
+)
+def test_rows_of_a_failed_checkpoint_come_before_newer_ones_of_the_same_groups(
+    tmp_path: Path, mode: nodes.OutputMode, expected_calls: list[tuple[int, list[tuple[Any, ...]]]]
+) -> None:
+    calls = EpochCalls(tmp_path, mode)
+    writer = calls.sink.writer(task=FIRST, generation=Generation(1))
+    writer.write(make_rows(10, 2))
+    failed = prepare(writer, 1)
+    writer.write(make_rows(20, 2))
+    calls.committer.commit([*failed, *prepare(writer, 2)], permit(2))
+    assert calls.calls == expected_calls

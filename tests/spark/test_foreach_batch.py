@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
-from tidegate.model.errors import EnvironmentProblem, OptionError, UserCodeFailure
+from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan, UserCodeFailure
 
 pytestmark = pytest.mark.spark
 
@@ -239,3 +239,38 @@ def test_an_error_in_foreach_names_it(spark: SparkSession, tmp_path: Path) -> No
     query = writer(stream(spark, tmp_path), tmp_path).foreach(fail).option("restart.strategy", "none").start()
     with pytest.raises(UserCodeFailure, match=r"The foreach writer, in batch \d+, raised[\s\S]*is wrong"):
         query.awaitTermination()
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_each_group_comes_once_per_epoch_and_in_complete_mode_all_of_them(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    for first in range(0, 600, 20):
+        add_file(tmp_path / "in", first, 20)
+    calls: list[dict[int, int]] = []
+
+    def take(df: DataFrame, batch_id: int) -> None:
+        rows = df.collect()
+        assert len({row.k for row in rows}) == len(rows), "no group twice"
+        calls.append({row.k: row.n for row in rows})
+
+    limited = stream(spark, tmp_path).groupBy((F.col("v") % 7).alias("k")).agg(F.count("*").alias("n"))
+    options = {"maxRowsPerSecond": 400}
+    query = writer(limited, tmp_path).options(**options).foreachBatch(take).outputMode(mode)
+    assert query.trigger(availableNow=True).start().awaitTermination(120)
+    assert len(calls) > 2, "epochs come while it runs"
+    expected = {k: len(range(k, 600, 7)) for k in range(7)}
+    shown: dict[int, int] = {}
+    for call in calls:
+        if mode == "complete":
+            assert call.keys() >= shown.keys()
+        assert all(n >= shown.get(k, 0) for k, n in call.items())
+        shown |= call
+    assert shown == expected
+
+
+def test_rows_of_groups_must_stay_in_their_task_behind_the_aggregation(spark: SparkSession, tmp_path: Path) -> None:
+    add_file(tmp_path / "in", 0, 1)
+    counts = stream(spark, tmp_path).groupBy("v").count().repartition(2)
+    with pytest.raises(UnsupportedPlan, match="repartition or union behind an aggregation in update mode"):
+        writer(counts, tmp_path).foreachBatch(lambda df, batch_id: None).outputMode("update").start()

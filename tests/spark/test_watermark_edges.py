@@ -2,18 +2,16 @@
 
 import datetime as dt
 import itertools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
 from tests.spark.same_answers.engines import (
@@ -28,14 +26,11 @@ from tests.spark.same_answers.engines import (
 )
 from tidegate.connectors.memory import read_memory_table
 
-# Workers cannot import the tests: what is defined here travels with the plan.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.spark
 
 SCHEMA = "id long, k string, ts timestamp"
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 PATIENCE_S = 240
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _GAP = "case when id % 4 = 0 then '90 seconds' when id % 4 = 1 then '0 seconds' when k = 'a' then '-5 seconds' "
 _GAP += "else '10 seconds' end"
 _names = itertools.count()
@@ -46,18 +41,6 @@ def no_query_survives_its_test() -> Iterator[None]:
     yield
     for query in tg.queries():
         query.stop()
-
-
-class PassOn(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        return
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        for row in rows:
-            yield Row(id=row.id)
-
-    def close(self) -> None:
-        return
 
 
 def write(folder: Path, number: int, *seconds: float) -> None:
@@ -71,8 +54,8 @@ def write(folder: Path, number: int, *seconds: float) -> None:
     pq.write_table(pa.table(columns), folder / f"{number}.parquet")
 
 
-def events(spark: SparkSession, folder: Path) -> DataFrame:
-    return spark.readStream.schema(SCHEMA).parquet(str(folder)).withWatermark("ts", "10 seconds")
+def raw(spark: SparkSession, folder: Path) -> DataFrame:
+    return spark.readStream.schema(SCHEMA).parquet(str(folder))
 
 
 def _near(df: DataFrame, how: str) -> DataFrame:
@@ -81,36 +64,43 @@ def _near(df: DataFrame, how: str) -> DataFrame:
     return df.join(right, F.expr(condition), how).select("id", "other")
 
 
-EARLY: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
-    "windows": ("append", lambda df: df.groupBy(F.window("ts", "1 minute")).agg(F.count("*"), F.max("id"))),
-    "windows in update mode": ("update", lambda df: df.groupBy(F.window("ts", "1 minute")).agg(F.count("*"))),
-    "a timestamp as key": ("update", lambda df: df.groupBy("ts").agg(F.count("*"))),
-    "sessions": ("append", lambda df: df.groupBy(F.session_window("ts", "20 seconds"), "k").agg(F.count("*"))),
-    "sessions by a computed gap": (
-        "append",
-        lambda df: df.groupBy(F.session_window("ts", F.expr(_GAP)), "k").agg(F.count("*"), F.min("id")),
-    ),
-    "dropDuplicates": ("append", lambda df: df.dropDuplicates(["id", "ts"]).select("id")),
-    "dropDuplicates by another column": ("append", lambda df: df.dropDuplicates(["id"]).select("id")),
-    "within watermark": ("append", lambda df: df.dropDuplicatesWithinWatermark(["id"]).select("id")),
-    "inner join": ("append", lambda df: _near(df, "inner")),
-    "left outer join": ("append", lambda df: _near(df, "left_outer")),
-    "transformWithState": (
-        "append",
-        lambda df: df.groupBy("k").transformWithState(PassOn(), "id long", "Append", "EventTime"),
-    ),
-}
+def answers(df: DataFrame, other: DataFrame) -> DataFrame:
+    """Many queries in one, which takes less time: which one it was, and its rows as text."""
+    window = F.window("ts", "1 minute")
+    queries = {
+        "windows": df.groupBy(window).agg(F.count("*").alias("n")).select("window.start", "n"),
+        "a timestamp as key": df.groupBy("ts").agg(F.count("*")),
+        "sessions": _sessions(df, "'20 seconds'"),
+        "sessions by a computed gap": _sessions(df, _GAP),
+        "dropDuplicates": df.dropDuplicates(["id", "ts"]).select("id"),
+        "dropDuplicates by another column": df.dropDuplicates(["id"]).select("id"),
+        "within watermark": df.dropDuplicatesWithinWatermark(["id"]).select("id"),
+        "left outer join": _near(df, "left_outer"),
+        "a watermark behind a union": other.groupBy(window).agg(F.count("*").alias("n")).select("window.start", "n"),
+    }
+    texts = [
+        rows.select(F.lit(name).alias("query"), F.concat_ws(" ", *(F.col(at).cast("string") for at in rows.columns)))
+        for name, rows in queries.items()
+    ]
+    return reduce(DataFrame.union, texts)
 
 
-def test_event_time_begins_in_1970_and_gaps_may_be_computed(spark: SparkSession, tmp_path: Path) -> None:
+def _sessions(df: DataFrame, gap: str) -> DataFrame:
+    window = F.session_window("ts", F.expr(gap))
+    sessions = df.groupBy(window, "k").agg(F.count("*").alias("n"), F.min("id").alias("first"))
+    return sessions.select("session_window.start", "session_window.end", "k", "n", "first")
+
+
+def test_event_time_begins_in_1970_gaps_are_computed_and_unions_end_together(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     write(tmp_path / "in", 0, -3600, -61, -60, -0.001, 0, 0.000001, 0.5, 3, 59.5, 61)
     write(tmp_path / "in", 1, 130, 131, 300)
-    expected = sparks_answers(spark, tmp_path / "in")
-    found = {
-        name: once(build(events(spark, tmp_path / "in")), mode, tmp_path / name, slots=2)
-        for name, (mode, build) in EARLY.items()
-    }
-    assert found == expected
+    write(tmp_path / "behind", 2, 20, 70)
+    united = raw(spark, tmp_path / "in").union(raw(spark, tmp_path / "behind")).withWatermark("ts", "10 seconds")
+    df = answers(raw(spark, tmp_path / "in").withWatermark("ts", "10 seconds"), united)
+    expected = by_spark(df)
+    assert by_tidegate(df, tmp_path / "chk") == expected
 
 
 def test_a_fall_does_not_hold_event_time_back(spark: SparkSession, tmp_path: Path) -> None:
@@ -132,25 +122,20 @@ def test_a_fall_does_not_hold_event_time_back(spark: SparkSession, tmp_path: Pat
     assert tidegates_rows_after_a_fall(pipeline, given, folder, slots=2, slots_afterwards=3) == expected
 
 
-def sparks_answers(spark: SparkSession, folder: Path) -> dict[str, list[Any]]:
-    """All at once, which takes less time."""
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
-    queries = {}
-    for name, (mode, build) in EARLY.items():
-        writer = build(events(spark, folder)).writeStream.format("memory").queryName(f"edge_{next(_names)}")
-        queries[name] = writer.outputMode(mode).trigger(availableNow=True).start()
-    for query in queries.values():
+def by_spark(df: DataFrame) -> list[Any]:
+    spark, name = df.sparkSession, f"edge_{next(_names)}"
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    try:
+        query = df.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
         assert query.awaitTermination(PATIENCE_S)
-    return {name: _rows(spark.table(str(query.name)).toArrow(), EARLY[name][0]) for name, query in queries.items()}
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "4")
+    return comparable(spark.table(name).toArrow(), keys=0)
 
 
-def once(df: DataFrame, mode: str, location: Path, *, slots: int) -> list[Any]:
+def by_tidegate(df: DataFrame, location: Path) -> list[Any]:
     name = f"edge_{next(_names)}"
-    writer = tg.writeStream(df).format("memory").queryName(name).outputMode(mode).option("parallelism", slots)
+    writer = tg.writeStream(df).format("memory").queryName(name).option("parallelism", 2)
     query = writer.option("checkpointLocation", str(location)).trigger(availableNow=True).start()
     assert query.awaitTermination(PATIENCE_S)
-    return _rows(read_memory_table(name), mode)
-
-
-def _rows(table: pa.Table, mode: str) -> list[Any]:
-    return comparable(table, keys=1 if mode == "update" else 0)
+    return comparable(read_memory_table(name), keys=0)

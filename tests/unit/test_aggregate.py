@@ -1,5 +1,6 @@
 import datetime as dt
 import math
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +18,7 @@ from tidegate.operators.build import build_operator
 from tidegate.operators.columnar import KeyIndex
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.expressions import Call, Column
-from tidegate.plan.nodes import AggregateCall, AggregateFunction
+from tidegate.plan.nodes import AggregateCall, AggregateFunction, GroupRows
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection
 from tidegate.testing.state_suite import restored_from
@@ -249,6 +250,16 @@ def test_output_is_gathered_for_a_while_but_not_held_longer() -> None:
     harness.clock.now_ms = 200
     harness.process([1], [1])
     assert [batch.column("rows").to_pylist() for batch in harness.out] == [[2], [4]]
+
+
+def test_a_sink_without_order_gets_each_group_once_per_epoch() -> None:
+    harness = Harness(replace(spec_of([pa.string()]), group_rows=GroupRows.ONCE_PER_EPOCH))
+    for value in range(3):
+        harness.clock.now_ms += 10 * aggregate.EMIT_INTERVAL_MS
+        harness.process(["a"], [value])
+    harness.operator.on_idle(harness.out.append)
+    assert harness.emitted_rows() == 0
+    assert harness.flushed() == [("a", 3, 3, 3)]
 
 
 def test_the_end_of_input_brings_everything_out() -> None:

@@ -21,6 +21,7 @@ from tidegate.plan.nodes import (
     ExplodedAs,
     Filter,
     Generate,
+    GroupRows,
     MapInArrow,
     Node,
     OutputMode,
@@ -98,6 +99,25 @@ def test_what_follows_a_union_goes_into_each_of_its_parts() -> None:
     names = [vertex.name for vertex in plan.vertices]
     assert names == ["Source[parquet] -> Filter"] * 2 + ["Aggregate(sum) -> Sink[noop]"]
     assert ways(plan) == [(0, 2, HashPartitioning(1)), (1, 2, HashPartitioning(1))]
+
+
+def test_a_watermark_behind_a_union_is_one_event_time_and_those_before_it_are_two() -> None:
+    def timed(child: Node) -> Node:
+        return EventTimeWatermark(child, 1, 5000, SCHEMA)
+
+    behind = lowered(summed(timed(Union((SCAN, SCAN), SCHEMA))))
+    assert [edge.event_time_of for edge in behind.edges] == [None, EdgeId(0)]
+    before = lowered(summed(Union((timed(SCAN), timed(SCAN)), SCHEMA)))
+    assert [edge.event_time_of for edge in before.edges] == [None, None]
+
+
+@pytest.mark.parametrize("mode", [OutputMode.COMPLETE, OutputMode.UPDATE])
+def test_groups_that_must_come_whole_stay_in_the_task_of_their_aggregation(mode: OutputMode) -> None:
+    sink = Sink("any", {}, SCHEMA, mode, GroupRows.ONCE_PER_EPOCH)
+    moved = Repartition(summed(SCAN), Spread.EVENLY, (), None, SCHEMA)
+    with pytest.raises(UnsupportedPlan, match=f"behind an aggregation in {mode.value} mode"):
+        lower(moved, sink, parallelism=2, max_parallelism=128)
+    lower(summed(Repartition(SCAN, Spread.EVENLY, (), None, SCHEMA)), sink, parallelism=2, max_parallelism=128)
 
 
 def test_the_parts_of_a_union_carry_the_names_of_the_first() -> None:

@@ -142,6 +142,19 @@ def test_an_edge_that_has_ended_goes_on_holding_back_the_others() -> None:
     assert gate.on_end(other) == []
 
 
+def test_edges_whose_event_time_begins_in_one_place_end_as_one() -> None:
+    other, third = channel(0, edge=1), channel(0, edge=2)
+    gate = GateWatermarks([A, other, third], event_time_of={EdgeId(1): EdgeId(0)})
+    gate.on_watermark(A, 30)
+    gate.on_watermark(other, 100)
+    assert gate.on_watermark(third, 70) == [Advance(30)]
+    assert gate.on_end(A) == [Advance(70)], "an ended part of a union holds nothing back while another part goes on"
+    assert gate.on_watermark(third, 200) == [Advance(100)]
+    assert gate.on_end(other) == []
+    assert gate.on_end(third) == [], "of two places the least counts"
+    assert gate.current_ms == 100
+
+
 def test_an_edge_that_ended_without_event_time_holds_back_nothing() -> None:
     other = channel(0, edge=1)
     gate = GateWatermarks([A, other])

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tidegate.operators.build import build_operator
 from tidegate.operators.contract import NO_FLOORS, Operator, TaskContext
 from tidegate.plan.expressions import Column
 from tidegate.plan.key_groups import hash_rows, key_group_of
-from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, EventTimeKey, OutputMode
+from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, EventTimeKey, GroupRows, OutputMode
 from tidegate.plan.physical import AggregateSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, KeyGroupFloors
 from tidegate.state.contract import RestoredSection
@@ -364,3 +365,25 @@ def test_a_session_merge_in_the_middle_of_many_keys_touches_only_its_own() -> No
     assert ("k50", (0, 30), 3, 7, (1, 2, 4)) in found
     assert len(found) == 199
     assert np.sum([row[3] for row in found]) == 304
+
+
+def test_where_groups_come_once_per_epoch_only_those_that_go_come_before_the_barrier() -> None:
+    spec = replace(spec_of(OutputMode.UPDATE, EventTimeKey.WINDOW), group_rows=GroupRows.ONCE_PER_EPOCH)
+    running = Running(spec)
+    running.process([("a", (0, 10), 1), ("b", (0, 20), 2)])
+    running.advance(10)
+    assert running.taken() == [("a", (0, 10), 1, 1, (1,))]
+    running.process([("b", (0, 20), 3)])
+    assert running.flushed() == [("b", (0, 20), 2, 5, (2, 3))]
+    running.advance(20)
+    assert running.flushed() == [], "it has not changed since it was shown"
+
+
+@pytest.mark.parametrize("mode", [OutputMode.APPEND, OutputMode.UPDATE])
+def test_what_ends_in_1970_or_before_is_late_from_the_start(mode: OutputMode) -> None:
+    running = windowed(mode)
+    running.process([("a", (-20, -10), 1), ("a", (-10, 0), 1), ("a", (-5, 5), 7)])
+    assert running.context.late_rows.count == 2
+    running.advance(-3)
+    running.advance(5)
+    assert running.taken() == [("a", (-5, 5), 1, 7, (7,))]

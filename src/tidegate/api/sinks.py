@@ -12,7 +12,7 @@ from tidegate.connectors.messages_sink import MessagesSink, take_messages, take_
 from tidegate.connectors.registry import SINK_FORMATS, open_sink
 from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH, StagedSink, call_for_epochs, call_no_more
 from tidegate.model.errors import OptionError
-from tidegate.plan.nodes import Node, OutputMode, Sink
+from tidegate.plan.nodes import GroupRows, Node, OutputMode, Sink
 from tidegate.spark.epochs import Foreach, ForeachBatch
 from tidegate.spark.python_sinks import PYTHON, PythonSink, find_python_sink
 
@@ -49,9 +49,13 @@ def choose_sink(
     """By PySpark's words; raises `OptionError` for what is no sink. Nothing is written yet."""
     match function:
         case ForeachBatch():
-            return _checked(ChosenSink(root, Sink(FOREACH_BATCH, options, root.schema, mode), function))
+            return _checked(
+                ChosenSink(root, Sink(FOREACH_BATCH, options, root.schema, mode, GroupRows.ONCE_PER_EPOCH), function)
+            )
         case Foreach():
-            return _checked(ChosenSink(root, Sink(FOREACH, options, root.schema, mode), function))
+            return _checked(
+                ChosenSink(root, Sink(FOREACH, options, root.schema, mode, GroupRows.ONCE_PER_EPOCH), function)
+            )
     name = format.lower()
     if name in map(str.lower, KNOW_THEIR_LOCATION):
         raise OptionError(

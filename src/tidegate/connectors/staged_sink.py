@@ -182,7 +182,11 @@ class StagedWriter:
 
 
 class StagedCommitter:
-    """Calls the function once per epoch that has rows; again, with the same files, for an id that was not recorded."""
+    """Calls the function once per epoch that has rows; again, with the same files, for an id that was not recorded.
+
+    In update mode rows that were prepared for a failed checkpoint come first, under its id: a group may be among the
+    rows of each, and within one call no row is newer than another.
+    """
 
     def __init__(self, sink: StagedSink) -> None:
         self._sink = sink
@@ -191,10 +195,13 @@ class StagedCommitter:
     def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
         self._remove_recorded(before=permit.checkpoint)
         files = sorted(_checked(self._sink, committables, permit), key=lambda file: file.name)
-        paths = [self._sink.folder / file.name for file in files]
-        self._given[permit.checkpoint] = paths
-        if paths:
-            _function_of(self._sink)(paths, permit.checkpoint)
+        self._given[permit.checkpoint] = [self._sink.folder / file.name for file in files]
+        calls: dict[CheckpointId, list[Path]] = {}
+        for file in files:
+            shown_in = file.checkpoint if self._sink.mode is nodes.OutputMode.UPDATE else permit.checkpoint
+            calls.setdefault(shown_in, []).append(self._sink.folder / file.name)
+        for checkpoint in sorted(calls):
+            _function_of(self._sink)(calls[checkpoint], checkpoint)
 
     def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
         _discard(self._sink, {file.name for file in _decode(keep)}, generation)

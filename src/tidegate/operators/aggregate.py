@@ -1,8 +1,8 @@
 """Grouped aggregation over columns: one slot per group, running values in arrays by slot.
 
 Append mode emits a group once, when event time has passed its end; update mode emits changed groups at the barrier,
-and at most every `EMIT_INTERVAL_MS` in between; complete mode emits all groups at each barrier. Must never touch
-single rows in Python.
+and at most every `EMIT_INTERVAL_MS` in between, unless the sink wants each once per epoch; complete mode emits all
+groups at each barrier. Must never touch single rows in Python.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tidegate.operators.expiry import Expiry, end_of
 from tidegate.operators.stored_groups import sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.key_groups import hash_rows
-from tidegate.plan.nodes import OutputMode
+from tidegate.plan.nodes import GroupRows, OutputMode
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
 
@@ -95,7 +95,7 @@ class AggregateOperator:
         if self._due is None:
             self._due = self._expiry.finished(lambda: self._index.hashes)
             if len(self._due) and self._spec.mode is OutputMode.UPDATE:
-                self._emit_dirty(emit)
+                self._emit_for_the_last_time(self._due, emit)
         count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
         slots, self._due = self._due[:count], self._due[count:]
         if len(slots):
@@ -175,8 +175,19 @@ class AggregateOperator:
     def _emit_if_due(self, emit: Emit) -> None:
         if self._spec.mode is not OutputMode.UPDATE or not self._has_dirty:
             return
+        if self._spec.group_rows is GroupRows.ONCE_PER_EPOCH:
+            return
         if self._context.clock.monotonic_ms() - self._emitted_at_ms >= EMIT_INTERVAL_MS:
             self._emit_dirty(emit)
+
+    def _emit_for_the_last_time(self, due: Slots, emit: Emit) -> None:
+        """Groups that go, as far as they have changed; with them all others, if a group may come again."""
+        if self._spec.group_rows is GroupRows.NEWEST_LAST:
+            self._emit_dirty(emit)
+            return
+        changed = due[self._dirty.used[due]]
+        self._dirty.used[changed] = False
+        self._emit_all(emit, changed)
 
     def _emit_dirty(self, emit: Emit) -> None:
         self._emitted_at_ms = self._context.clock.monotonic_ms()

@@ -32,6 +32,7 @@ from tidegate.plan.nodes import (
     Expand,
     Filter,
     Generate,
+    GroupRows,
     MapInArrow,
     Node,
     OutputMode,
@@ -81,10 +82,9 @@ def lower(
     root: Node, sink: Sink, *, parallelism: int, max_parallelism: int, source_parallelism: int | None = None
 ) -> JobPlan:
     """`source_parallelism`: at most so many subtasks read; what they read goes to all slots in turn."""
-    builder = _Builder(sink.mode, source_parallelism)
+    builder = _Builder(sink, source_parallelism)
     builder.finish(builder.chains(root), sink)
-    if sink.mode is OutputMode.COMPLETE:
-        _require_whole_tables(builder.vertices)
+    _require_whole_groups(builder.vertices, sink)
     return JobPlan(
         vertices=tuple(builder.vertices),
         edges=tuple(builder.edges),
@@ -93,13 +93,19 @@ def lower(
     )
 
 
-def _require_whole_tables(vertices: Sequence[Vertex]) -> None:
-    """In complete mode a writer replaces what it showed before: it must get all groups of one task, epoch by epoch."""
-    for vertex in vertices:
-        if vertex.sink is not None and not any(isinstance(each, AggregateSpec) for each in vertex.operators):
-            raise UnsupportedPlan(
-                "Tidegate does not run repartition behind an aggregation in complete mode: put it before groupBy."
-            )
+def _require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:
+    """A writer that replaces what it showed, or shows a group once, must get a task's groups epoch by epoch.
+
+    On the way between two tasks a barrier may pass rows, which then belong to the next epoch.
+    """
+    if sink.mode is not OutputMode.COMPLETE and sink.group_rows is not GroupRows.ONCE_PER_EPOCH:
+        return
+    aggregating = [vertex for vertex in vertices if any(isinstance(each, AggregateSpec) for each in vertex.operators)]
+    if sink.mode is not OutputMode.APPEND and any(vertex.sink is None for vertex in aggregating):
+        raise UnsupportedPlan(
+            f"Tidegate does not run repartition or union behind an aggregation in {sink.mode.value} mode with this "
+            f"sink: put it before groupBy."
+        )
 
 
 def describe(plan: JobPlan) -> str:
@@ -164,12 +170,13 @@ def operator_name(operator: OperatorSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """A closed vertex that feeds the open one."""
+    """A closed vertex that feeds the open one; `watermark` is where the event time of its rows begins, if within it."""
 
     sender: VertexId
     partitioning: Partitioning
     schema: pa.Schema
     input: int
+    watermark: WatermarkSpec | None
 
 
 @dataclass(slots=True)
@@ -189,8 +196,8 @@ _Chains: TypeAlias = list[_Chain]
 class _Builder:
     """The vertices that are closed, in an order in which senders come before receivers."""
 
-    def __init__(self, mode: OutputMode, source_parallelism: int | None) -> None:
-        self._mode = mode
+    def __init__(self, sink: Sink, source_parallelism: int | None) -> None:
+        self._sink = sink
         self._source_parallelism = source_parallelism
         self.edges: list[Edge] = []
         self.vertices: list[Vertex] = []
@@ -252,7 +259,7 @@ class _Builder:
         return _Chain(inputs=self.close_all(chains, partitioning, schema, input=FIRST_INPUT))
 
     def close_all(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema, *, input: int) -> list[_Input]:
-        return [_Input(self._close(chain, None), partitioning, schema, input) for chain in chains]
+        return [_Input(self._close(chain, None), partitioning, schema, input, _watermark_of(chain)) for chain in chains]
 
     def _append(self, child: Node, operator: OperatorSpec) -> _Chains:
         chains = self.chains(child)
@@ -313,7 +320,7 @@ class _Builder:
         return _Chain(inputs=left + right, operators=[_connect_spec(node)])
 
     def _aggregate(self, node: Aggregate) -> _Chain:
-        if self._mode is OutputMode.APPEND and node.event_time is None:
+        if self._sink.mode is OutputMode.APPEND and node.event_time is None:
             raise UnsupportedPlan(
                 "Tidegate does not run an aggregation in append mode whose keys have no watermark: "
                 "group by a window or timestamp that has one, or use outputMode('update')."
@@ -329,7 +336,16 @@ class _Builder:
         # Sessions of a key meet in one task, so that the session itself cannot say which.
         is_session = node.event_time is not None and node.event_time.key is EventTimeKey.SESSION
         keyed = self.cut(chains, HashPartitioning(len(node.keys) - is_session), schema)
-        spec = AggregateSpec(len(node.keys), calls, node.results, schema, node.schema, self._mode, node.event_time)
+        spec = AggregateSpec(
+            len(node.keys),
+            calls,
+            node.results,
+            schema,
+            node.schema,
+            self._sink.mode,
+            node.event_time,
+            self._sink.group_rows,
+        )
         keyed.operators.append(spec)
         return keyed
 
@@ -356,15 +372,28 @@ class _Builder:
 
     def _close(self, chain: _Chain, sink: Sink | None) -> VertexId:
         vertex = VertexId(len(self.vertices))
-        for fed in chain.inputs:
+        first = len(self.edges)
+        for at, fed in enumerate(chain.inputs):
+            # One `withWatermark` over a union is one object in each of its chains.
+            shared = (other for other in range(at) if _share_event_time(chain.inputs[other], fed))
+            earlier = next(shared, None)
+            event_time_of = None if earlier is None else EdgeId(first + earlier)
             edge = EdgeId(len(self.edges))
-            self.edges.append(Edge(edge, fed.sender, vertex, fed.partitioning, fed.schema, fed.input))
+            self.edges.append(Edge(edge, fed.sender, vertex, fed.partitioning, fed.schema, fed.input, event_time_of))
         names = [f"Source[{chain.source.format}]"] if chain.source is not None else []
         names += [operator_name(operator) for operator in chain.operators]
         names += [f"Sink[{sink.format}]"] if sink is not None else []
         name = " -> ".join(names) or "Pass"
         self.vertices.append(Vertex(vertex, name, chain.source, tuple(chain.operators), sink, chain.parallelism))
         return vertex
+
+
+def _watermark_of(chain: _Chain) -> WatermarkSpec | None:
+    return next((each for each in reversed(chain.operators) if isinstance(each, WatermarkSpec)), None)
+
+
+def _share_event_time(one: _Input, other: _Input) -> bool:
+    return one.watermark is not None and one.watermark is other.watermark and one.input == other.input
 
 
 def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:

@@ -132,6 +132,13 @@ class OutputMode(Enum):
     COMPLETE = "complete"  # every group, each time
 
 
+class GroupRows(Enum):
+    """In update mode, what a sink makes of a group that changes several times within an epoch."""
+
+    NEWEST_LAST = "newest last"  # it takes rows in order, so each newer row may follow the one before
+    ONCE_PER_EPOCH = "once per epoch"  # it gives an epoch on as a set of rows, which has no order
+
+
 class EventTimeKey(Enum):
     """How event time is read from a key: the predicate by which Spark finds late rows and finished groups."""
 
@@ -450,3 +457,4 @@ class Sink:
     options: Mapping[str, str]
     schema: pa.Schema
     mode: OutputMode = OutputMode.UPDATE
+    group_rows: GroupRows = GroupRows.NEWEST_LAST

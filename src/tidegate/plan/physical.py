@@ -13,6 +13,7 @@ from tidegate.plan.nodes import (
     EventTime,
     ExplodedAs,
     Forget,
+    GroupRows,
     InitialState,
     JoinEventTime,
     JoinType,
@@ -80,6 +81,7 @@ class AggregateSpec:
     schema: pa.Schema
     mode: OutputMode = OutputMode.UPDATE
     event_time: EventTime | None = None
+    group_rows: GroupRows = GroupRows.NEWEST_LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,10 @@ SECOND_INPUT = 1
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`input`: which input of the receiver it feeds; several edges into one input are a union."""
+    """`input`: which input of the receiver it feeds; several edges into one input are a union.
+
+    `event_time_of`: an edge before it, into the same input, whose event time comes from the same `withWatermark`.
+    """
 
     id: EdgeId
     sender: VertexId
@@ -257,6 +262,7 @@ class Edge:
     partitioning: Partitioning
     schema: pa.Schema
     input: int = FIRST_INPUT
+    event_time_of: EdgeId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class InputWatermarks:
         *,
         restored: Mapping[ChannelId, ChannelWatermark] = {},
         current_ms: int = MIN_WATERMARK_MS,
+        event_time_of: Mapping[EdgeId, EdgeId] = {},
     ) -> None:
         """`inputs`: which input each edge feeds."""
         all_channels = list(channels)
@@ -35,7 +36,9 @@ class InputWatermarks:
         for number in sorted(set(inputs.values())):
             own = [channel for channel in all_channels if inputs[channel.edge] == number]
             stored = {channel: restored[channel] for channel in own if channel in restored}
-            self._inputs[number] = GateWatermarks(own, restored=stored, current_ms=current_ms)
+            self._inputs[number] = GateWatermarks(
+                own, restored=stored, current_ms=current_ms, event_time_of=event_time_of
+            )
         self._input_of = inputs
         self._current_ms = current_ms
         self._is_idle = self._are_all_idle()

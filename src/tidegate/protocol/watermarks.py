@@ -3,8 +3,9 @@
 The gate's watermark is the minimum over the channels that are neither idle nor ended, and never goes back: what was
 told downstream has fired windows. It must never advance on the word of an idle channel alone.
 
-Once all channels of an edge have ended, the edge has come as far as the furthest of them: nothing older can follow, so
-that the end of a run finds event time where one task that had read everything would have it.
+Once all channels whose event time begins in one place have ended, it has come as far as the furthest of them: nothing
+older can follow, so that the end of a run finds event time where one task that had read everything would have it. By
+default each edge is such a place; those of a union behind which the watermark is defined share one.
 """
 
 import heapq
@@ -73,14 +74,19 @@ class GateWatermarks:
         *,
         restored: Mapping[ChannelId, ChannelWatermark] = {},
         current_ms: int = MIN_WATERMARK_MS,
+        event_time_of: Mapping[EdgeId, EdgeId] = {},
     ) -> None:
-        """`restored` and `current_ms` are what the snapshot stored; a channel that is not in it starts anew."""
+        """`restored` and `current_ms` are what the snapshot stored; a channel that is not in it starts anew.
+
+        `event_time_of`: the edge that stands for all whose event time begins in the same place.
+        """
         self._channels = {channel: _started(restored.get(channel, _INITIAL)) for channel in channels}
         strangers = restored.keys() - self._channels.keys()
         if strangers:
             raise ProtocolViolation(f"The snapshot has a watermark of {min(strangers)}, which this gate does not read.")
         self._current_ms = current_ms
-        self._live_of_edge = Counter(channel.edge for channel in self._channels)
+        self._event_time_of = event_time_of
+        self._live_of_edge = Counter(event_time_of.get(channel.edge, channel.edge) for channel in self._channels)
         self._furthest_of_edge: dict[EdgeId, int] = {}
         # The least of the edges that have ended and had event time; such an edge holds back the others for good.
         self._ended_ms: int | None = None
@@ -122,7 +128,7 @@ class GateWatermarks:
             self._active -= 1
         state.status = _Status.ENDED
         self._live -= 1
-        self._end_of(channel.edge, state.event_time_ms)
+        self._end_of(self._event_time_of.get(channel.edge, channel.edge), state.event_time_ms)
         return self._settle()
 
     # -- questions

@@ -123,6 +123,7 @@ class TaskBuilder:
             watermarks=RecoveredWatermarks(progress.channel_watermarks(), progress.input_watermark_ms),
             debloat=debloat,
             waiting_inputs={edge.id: edge.input for edge in edges} if _inputs_wait(vertex) else None,
+            event_time_of={edge.id: edge.event_time_of for edge in edges if edge.event_time_of is not None},
         )
 
     def _output(self, edge: Edge) -> EdgeOutput:

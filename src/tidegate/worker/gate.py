@@ -147,8 +147,12 @@ class Gate:
         watermarks: RecoveredWatermarks = NO_WATERMARKS,
         debloat: Debloat | None = None,
         waiting_inputs: Mapping[EdgeId, int] | None = None,
+        event_time_of: Mapping[EdgeId, EdgeId] = {},
     ) -> None:
-        """`waiting_inputs`: which input each edge feeds, if event time of each input waits for the others."""
+        """`waiting_inputs`: which input each edge feeds, if event time of each input waits for the others.
+
+        `event_time_of`: the edge that stands for all whose event time begins in the same place.
+        """
         given = list(channels)
         self._channels: dict[ChannelId, _Channel] = {}
         for channel, recovered in given:
@@ -164,7 +168,7 @@ class Gate:
             ((channel, state.next_sequence, state.position()) for channel, state in self._channels.items()),
             guarantee=guarantee,
         )
-        self._watermarks = _watermarks(self._channels, waiting_inputs, watermarks)
+        self._watermarks = _watermarks(self._channels, waiting_inputs, watermarks, event_time_of)
         self._debloat = debloat
         self._drain = DrainRate()
         self._phases = RecoveryPhases(
@@ -435,11 +439,17 @@ class Gate:
 
 
 def _watermarks(
-    channels: Iterable[ChannelId], waiting_inputs: Mapping[EdgeId, int] | None, recovered: RecoveredWatermarks
+    channels: Iterable[ChannelId],
+    waiting_inputs: Mapping[EdgeId, int] | None,
+    recovered: RecoveredWatermarks,
+    event_time_of: Mapping[EdgeId, EdgeId],
 ) -> GateWatermarks | InputWatermarks:
+    stored, current_ms = recovered.channels, recovered.current_ms
     if waiting_inputs is None:
-        return GateWatermarks(channels, restored=recovered.channels, current_ms=recovered.current_ms)
-    return InputWatermarks(channels, waiting_inputs, restored=recovered.channels, current_ms=recovered.current_ms)
+        return GateWatermarks(channels, restored=stored, current_ms=current_ms, event_time_of=event_time_of)
+    return InputWatermarks(
+        channels, waiting_inputs, restored=stored, current_ms=current_ms, event_time_of=event_time_of
+    )
 
 
 def _captured(arrived: Arrived, *, done_rows: int = 0) -> CapturedElement:
