@@ -28,6 +28,7 @@ from tidegate.spark.catalyst_times import (
     ZONE_CONVERSIONS,
     check_formats,
     constant_interval,
+    interval_values,
     rules_of_call,
     rules_of_cast,
     times_of_conversion,
@@ -128,8 +129,26 @@ def _convert(tree: ExpressionTree, scope: Scope, substitute: Substitute) -> Expr
     if name != "Cast" and name not in kernels.supported_functions():
         raise _refused(tree, f"Tidegate has no kernel for {name}")
     check_formats(tree)
+    if (values := interval_values(tree)) is not None:
+        return _chosen_interval(tree, values, scope, substitute)
     children = tuple(constant_interval(child, tree) or _convert(child, scope, substitute) for child in tree.children)
     return _in_its_mode(tree, _function(tree, name, children))
+
+
+def _chosen_interval(tree: ExpressionTree, values: list[int], scope: Scope, substitute: Substitute) -> Expression:
+    """`ts + CASE ... THEN interval ...` as a CASE over sums: an interval of days and time is no value of a column."""
+    times, chooser = _convert(tree.children[0], scope, substitute), tree.children[1]
+
+    def argument(at: int) -> Expression:
+        child = chooser.children[at]
+        if at not in values:
+            return _convert(child, scope, substitute)
+        interval = constant_interval(child, tree)
+        assert interval is not None, "all of these are constant"
+        return _in_its_mode(tree, _function(tree, tree.name, (times, interval)))
+
+    arguments = tuple(argument(at) for at in range(len(chooser.children)))
+    return Call(chooser.name, arguments, times.type, ansi=False)
 
 
 def _in_its_mode(tree: ExpressionTree, expression: Call | Cast) -> Expression:

@@ -57,6 +57,20 @@ def constant_interval(tree: ExpressionTree, parent: ExpressionTree) -> Literal |
     return Literal(None if value is None else _packed(value), pa.month_day_nano_interval())
 
 
+def interval_values(tree: ExpressionTree) -> list[int] | None:
+    """Of a time plus an interval that CASE or IF chooses: which arguments are the intervals, if all are constant."""
+    if tree.name not in _TAKE_INTERVALS or tree.children[1].name not in ("CaseWhen", "If"):
+        return None
+    chooser = tree.children[1]
+    count = len(chooser.children)
+    if chooser.name == "If":
+        values = [1, 2]
+    else:  # conditions and values in turn, then what is left
+        values = [*range(1, count, 2), *([count - 1] if count % 2 else [])]
+    are_constant = all(constant_interval(chooser.children[at], tree) is not None for at in values)
+    return values if are_constant else None
+
+
 def check_formats(tree: ExpressionTree) -> None:
     """Only Spark's present formatter is java.time's; its older ones print and parse otherwise."""
     if tree.name not in _FORMATS:
