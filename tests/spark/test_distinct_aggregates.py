@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -32,13 +31,6 @@ CALLS = [
     "bit_xor(distinct id % 3)", "approx_count_distinct(s)", "sort_array(collect_list(distinct s))",
 ]  # fmt: skip
 _names = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import itertools
-from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,6 @@ _GAP += "else '10 seconds' end"
 _names = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
-
-
 def write(folder: Path, number: int, *seconds: float) -> None:
     folder.mkdir(exist_ok=True)
     ids = [number * 100 + at for at in range(len(seconds))]
@@ -69,12 +61,8 @@ def answers(df: DataFrame, other: DataFrame) -> DataFrame:
     window = F.window("ts", "1 minute")
     queries = {
         "windows": df.groupBy(window).agg(F.count("*").alias("n")).select("window.start", "n"),
-        "a timestamp as key": df.groupBy("ts").agg(F.count("*")),
-        "sessions": _sessions(df, "'20 seconds'"),
         "sessions by a computed gap": _sessions(df, _GAP),
-        "dropDuplicates": df.dropDuplicates(["id", "ts"]).select("id"),
         "dropDuplicates by another column": df.dropDuplicates(["id"]).select("id"),
-        "within watermark": df.dropDuplicatesWithinWatermark(["id"]).select("id"),
         "left outer join": _near(df, "left_outer"),
         "a watermark behind a union": other.groupBy(window).agg(F.count("*").alias("n")).select("window.start", "n"),
     }
