@@ -1,6 +1,6 @@
 # The only entry: every other script, and CI, calls these targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint sim same-answers bench bench-protocol pack bench-recovery docs format lock clean
+.PHONY: help setup demo check test lint sim same-answers bench bench-protocol pack bench-recovery golden docs format lock clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
@@ -51,6 +51,9 @@ lint: setup
 
 sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, SEEDS=500 plays so many
 	@$(BIN)/python -m tidegate.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),3000) --processes 2)
+
+golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 plays so many, SEED=7 orders them, CASE=... replays one
+	@$(BIN)/python -m tests.golden $(if $(CASE),--case $(CASE)) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES))
 
 same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a fall midway
 	@TIDEGATE_EVERY_PIPELINE_FALLS=1 $(BIN)/python -m pytest -q tests/spark/same_answers

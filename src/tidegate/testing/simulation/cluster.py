@@ -29,7 +29,7 @@ from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.incarnation import Incarnation
 from tidegate.testing.simulation.scenario import MOST_SLOTS, OFTEN_RESTORED, Scenario
 from tidegate.testing.simulation.slot import Action
-from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch
+from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch, steps_watched
 from tidegate.testing.simulation.topologies import FORMAT
 from tidegate.testing.simulation.world import Crash, SimBackground, SimStore, SimulationFailed, World
 from tidegate.worker import gate, output
@@ -104,7 +104,7 @@ class SimCluster:
     # -- the life of one job
 
     def play(self) -> None:
-        with self._connectors(), self.watch.installed(), self._costs():
+        with self._connectors(), steps_watched(self.watch.at), self._costs():
             self.world.interlude = self._let_others_act
             self._set_faults(is_on=True)
             self.watch.armed = self._crash

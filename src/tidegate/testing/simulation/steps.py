@@ -1,6 +1,6 @@
 """The named steps of the barrier path, on worker and coordinator, at each of which a process may be made to crash.
 
-The production code knows nothing of this: while a simulation runs, the functions that make a step are wrapped.
+The production code knows nothing of this: while somebody watches, the functions that make a step are wrapped.
 """
 
 import functools
@@ -75,14 +75,16 @@ class StepWatch:
             self.armed = None
             raise Crash
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for owner, name, before, after in _WRAPPED:
-                wrapped = _wrapped(getattr(owner, name), self, before, after)
-                stack.enter_context(patch.object(owner, name, wrapped))
-            stack.enter_context(patch.object(JobLog, "append", _append(JobLog.append, self)))
-            yield
+
+@contextmanager
+def steps_watched(at: Callable[[Step], None]) -> Iterator[None]:
+    """While it lasts, whoever makes a step in this process calls `at` with it."""
+    with ExitStack() as stack:
+        for owner, name, before, after in _WRAPPED:
+            wrapped = _wrapped(getattr(owner, name), at, before, after)
+            stack.enter_context(patch.object(owner, name, wrapped))
+        stack.enter_context(patch.object(JobLog, "append", _append(JobLog.append, at)))
+        yield
 
 
 _WRAPPED: list[tuple[type, str, Step | None, Step | None]] = [
@@ -107,30 +109,30 @@ _WRAPPED: list[tuple[type, str, Step | None, Step | None]] = [
 
 
 def _wrapped(
-    function: Callable[..., Any], watch: StepWatch, before: Step | None, after: Step | None
+    function: Callable[..., Any], at: Callable[[Step], None], before: Step | None, after: Step | None
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
-            watch.at(before)
+            at(before)
         result = function(*args, **kwargs)
         if after is not None:
-            watch.at(after)
+            at(after)
         return result
 
     return call
 
 
-def _append(function: Callable[..., Any], watch: StepWatch) -> Callable[..., Any]:
+def _append(function: Callable[..., Any], at: Callable[[Step], None]) -> Callable[..., Any]:
     """The log is where a checkpoint begins to exist, and where its commit is recorded."""
 
     @functools.wraps(function)
     def append(self: JobLog, entry: Any) -> Any:
         match entry:
             case CheckpointCompleted():
-                watch.at(Step.MANIFEST_WRITTEN)
+                at(Step.MANIFEST_WRITTEN)
             case Committed():
-                watch.at(Step.SINKS_COMMITTED)
+                at(Step.SINKS_COMMITTED)
         return function(self, entry)
 
     return append

@@ -1,0 +1,54 @@
+"""Plays the golden method: the full product in the order of a seed, so many of it, or one case by its name."""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.golden.cases import full_product, pairwise, parse_case, shuffled
+from tests.golden.running import golden
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.golden", description=__doc__)
+    parser.add_argument("--case", help="one case, by the name that its line has")
+    parser.add_argument("--seed", type=int, default=None, help="the order, and how often a moment passes by")
+    parser.add_argument("--cases", type=int, default=None, help="stop after so many")
+    parser.add_argument("--pairwise", action="store_true", help="the small selection instead of the full product")
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
+    if given.case:
+        cases = [parse_case(given.case)]
+    else:
+        cases = pairwise(seed) if given.pairwise else shuffled(full_product(), seed)
+    cases = cases[: given.cases]
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-golden-"))
+    say(f"{len(cases)} cases, seed {seed}, in {folder}")
+    failed, begun_s = 0, time.monotonic()
+    with golden(folder) as running:
+        for number, case in enumerate(cases, 1):
+            try:
+                outcome = running.play(case, seed)
+            except AssertionError as error:
+                failed += 1
+                say(f"{number}/{len(cases)} FAILED {case}: {error}")
+                say(f"  replay with: make golden CASE={case} SEED={seed}")
+            else:
+                shutil.rmtree(folder / f"{case}-{seed}")
+                say(f"{number}/{len(cases)} {case}: {outcome}")
+    say(f"{len(cases) - failed} of {len(cases)} as undisturbed, in {time.monotonic() - begun_s:.0f} s")
+    if not failed:
+        shutil.rmtree(folder)
+    return 1 if failed else 0
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

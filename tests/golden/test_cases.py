@@ -1,0 +1,93 @@
+"""The golden method's own rules: which cases there are, which are played every day, and what counts as wrong."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.golden.cases import (
+    PHASE_OF,
+    Case,
+    Operator,
+    Phase,
+    Place,
+    Victim,
+    full_product,
+    pairs_of,
+    pairwise,
+    parse_case,
+    possible_pairs,
+)
+from tests.golden.running import check_rows, committed_rows, settled
+from tests.golden.strike import Kill, Stumble, blows_of
+from tidegate.testing import Step
+
+EVERY_DAY = pairwise(0)
+WINDOWS = parse_case("local-worker-LOGGED-aligned-native-parquet-window")
+EPOCHS = parse_case("local-worker-LOGGED-aligned-native-foreachBatch-window")
+COUNTS = parse_case("local-worker-LOGGED-aligned-native-parquet-aggregation")
+
+
+def test_every_pair_of_choices_occurs_in_about_twenty_cases() -> None:
+    assert set().union(*map(pairs_of, EVERY_DAY)) == possible_pairs()
+    assert len(EVERY_DAY) <= 22
+
+
+def test_most_moments_are_struck_every_day_and_all_by_the_full_product() -> None:
+    assert len({case.moment for case in EVERY_DAY}) >= 18
+    assert {case.moment for case in full_product()} == PHASE_OF.keys()
+
+
+def test_every_step_of_the_barrier_path_is_a_moment() -> None:
+    # Nothing is aborted unless something fails first.
+    assert set(Step) - PHASE_OF.keys() == {Step.ABORT_HEARD}
+
+
+def test_executors_are_killed_where_they_are_processes_of_their_own() -> None:
+    assert {case.place for case in full_product() if case.victim is Victim.EXECUTOR} == {Place.CLUSTER}
+
+
+@pytest.mark.parametrize("case", EVERY_DAY, ids=str)
+def test_a_case_is_replayed_by_its_name(case: Case) -> None:
+    assert parse_case(str(case)) == case
+
+
+def test_a_job_stumbles_before_it_is_killed_while_it_restores() -> None:
+    for case in full_product():
+        blows = blows_of(case, 7)
+        assert isinstance(blows[-1], Kill) and blows[-1].moment is case.moment
+        assert [type(blow) for blow in blows[:-1]] == ([Stumble] if PHASE_OF[case.moment] is Phase.RESTORING else [])
+
+
+def test_a_lost_a_doubled_and_a_changed_row_are_found() -> None:
+    rows = [(1, 0, 5), (2, 0, 7)]
+    check_rows(WINDOWS, rows, rows)
+    with pytest.raises(AssertionError, match=r"doubled: 1 rows, first \[\(2, 0, 7\)\]"):
+        check_rows(WINDOWS, [*rows, rows[1]], rows)
+    with pytest.raises(AssertionError, match=r"lost: 1 rows, first \[\(1, 0, 5\)\]; wrong: 0 rows"):
+        check_rows(WINDOWS, rows[1:], rows)
+    with pytest.raises(AssertionError, match=r"lost: 1 rows, .*; wrong: 1 rows, first \[\(1, 0, 6\)\]"):
+        check_rows(WINDOWS, [(1, 0, 6), rows[1]], rows)
+
+
+def test_in_update_mode_the_last_row_of_a_group_counts_and_no_change_may_come_twice() -> None:
+    changes = [(1, 1, 10), (2, 1, 4), (1, 3, 30)]
+    assert settled(Operator.AGGREGATION, changes) == [(1, 3, 30), (2, 1, 4)]
+    check_rows(COUNTS, changes, [(1, 3, 30), (2, 1, 4)])
+    with pytest.raises(AssertionError, match="doubled"):
+        check_rows(COUNTS, [*changes, (1, 1, 10)], [(1, 3, 30), (2, 1, 4)])
+
+
+def test_an_epoch_that_is_given_out_again_counts_once_and_must_be_the_same(tmp_path: Path) -> None:
+    def give_out(epoch: int, call: str, values: list[int]) -> None:
+        (tmp_path / "out" / str(epoch)).mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"v": values}), tmp_path / "out" / str(epoch) / f"{call}.parquet")
+
+    give_out(1, "a", [1, 2])
+    give_out(1, "b", [2, 1])
+    give_out(2, "c", [3])
+    assert committed_rows(EPOCHS, tmp_path) == [(1,), (2,), (3,)]
+    give_out(2, "d", [4])
+    with pytest.raises(AssertionError, match="epoch 2 was given out with other rows"):
+        committed_rows(EPOCHS, tmp_path)
