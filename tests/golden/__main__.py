@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.golden.cases import full_product, pairwise, parse_case, shuffled
+from tests.golden.cases import Place, full_product, pairwise, parse_case, shuffled
 from tests.golden.running import golden
 
 
@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--case", help="one case, by the name that its line has")
     parser.add_argument("--seed", type=int, default=None, help="the order, and how often a moment passes by")
     parser.add_argument("--cases", type=int, default=None, help="stop after so many")
+    parser.add_argument("--place", type=Place, choices=list(Place), default=None, help="only there")
     parser.add_argument("--pairwise", action="store_true", help="the small selection instead of the full product")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
@@ -24,7 +25,7 @@ def main() -> int:
         cases = [parse_case(given.case)]
     else:
         cases = pairwise(seed) if given.pairwise else shuffled(full_product(), seed)
-    cases = cases[: given.cases]
+    cases = [case for case in cases if given.place in (None, case.place)][: given.cases]
     folder = Path(tempfile.mkdtemp(prefix="tidegate-golden-"))
     say(f"{len(cases)} cases, seed {seed}, in {folder}")
     failed, begun_s = 0, time.monotonic()

@@ -158,8 +158,13 @@ def pairwise(seed: int = 0) -> list[Case]:
     rows = min((_covering(random.Random(f"{seed} {attempt}")) for attempt in range(_ATTEMPTS)), key=len)
     return [
         Case(row.place, row.victim, next(turns[row.phase]), Job(row.mode, row.source, row.sink, row.operator))
-        for row in sorted(rows, key=lambda row: (row.place.value, row.victim.value))
+        for row in sorted(rows, key=_order)
     ]
+
+
+def _order(row: _Row) -> tuple[int, int]:
+    """Those who share a driver together, and those who cost one last."""
+    return list(Place).index(row.place), list(Victim).index(row.victim)
 
 
 def pairs_of(case: Case) -> set[Pair]:

@@ -6,6 +6,7 @@ A case that kills the driver kills this process; the next one is given the same 
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.golden.cases import Beside, Job, Mode, Operator, Sink, Source, parse_
 from tests.golden.strike import Strike, blows_of
 
 PATIENCE_S = 150.0
+_EXECUTORS = 2
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -41,6 +43,7 @@ def main(master: str) -> None:
     say("ready")
     for line in sys.stdin:
         try:
+            await_executors(spark)
             obey(spark, *json.loads(line))
         except Exception:
             say("failed", traceback.format_exc())
@@ -82,6 +85,18 @@ def strike_case(spark: SparkSession, name: str, seed: int, input_folder: Path, f
                 half=lambda: watch.at(Beside.HALF_PUBLISHED),
             )
         )
+
+
+def await_executors(spark: SparkSession) -> None:
+    """Those of a new session, and one that the case before has killed: a query is refused without enough cores."""
+    if spark.sparkContext.master.startswith("local"):
+        return
+    deadline = time.monotonic() + PATIENCE_S
+    # The driver counts as one.
+    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 1 + _EXECUTORS:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the cluster's executors did not come")
+        time.sleep(0.05)
 
 
 def await_end(query: tg.StreamingQuery) -> None:
