@@ -18,7 +18,7 @@ from tests.golden import jobs
 from tests.golden.cases import Beside, Job, Mode, Operator, Sink, Source, parse_case
 from tests.golden.strike import Strike, blows_of
 
-PATIENCE_S = 150.0
+PATIENCE_S = 300.0
 _EXECUTORS = 2
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -68,8 +68,7 @@ def obey(spark: SparkSession, what: str, *words: str) -> None:
 def strike_case(spark: SparkSession, name: str, seed: int, input_folder: Path, folder: Path) -> None:
     case = parse_case(name)
     strike = Strike(
-        folder=folder / "strike",
-        checkpoint_location=folder / "chk",
+        job=folder,
         blows=blows_of(case, seed),
         driver_pid=os.getpid(),
         slot=seed % jobs.SLOTS,

@@ -29,7 +29,7 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # A little more than the driver's own, which says more about what hangs.
-_PATIENCE_S = 240.0
+_PATIENCE_S = 400.0
 _EXIT_WITHIN_S = 30.0
 _SAID = "golden "
 _ENVIRONMENT = {"PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "PYSPARK_PYTHON": sys.executable}

@@ -26,7 +26,7 @@ from tidegate.testing import Step
 from tidegate.testing.simulation.steps import steps_watched
 from tidegate.worker.session import SlotSession
 
-# The manifest is there before the log entry is: the one before it is complete for sure.
+# The manifest is there before the log entry is: the one before it is complete for sure. Rows are published, too.
 _MANIFESTS_BEFORE = 2
 _GONE_WITHIN_S = 10.0
 # A moment that comes with each checkpoint is not always struck at its first turn.
@@ -62,13 +62,17 @@ def blows_of(case: Case, seed: int) -> tuple[Blow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """`folder` holds a mark for each blow that was struck, and who runs where; the driver's own steps hit `slot`."""
+    """`job` is the folder of the job, with a folder of this strike in it; the driver's own steps hit `slot`."""
 
-    folder: Path
-    checkpoint_location: Path
+    job: Path
     blows: tuple[Blow, ...]
     driver_pid: int
     slot: int
+
+    @property
+    def folder(self) -> Path:
+        """With a mark for each blow that was struck, and who runs where."""
+        return self.job / "strike"
 
     def mark(self, blow: int) -> Path:
         return self.folder / f"blow-{blow}"
@@ -141,7 +145,8 @@ class Watch:
             return False
         if number > 0:
             return self._strike.mark(number - 1).exists()
-        return len(list(self._strike.checkpoint_location.glob("checkpoints/*/manifest.json"))) >= _MANIFESTS_BEFORE
+        manifests = list((self._strike.job / "chk").glob("checkpoints/*/manifest.json"))
+        return len(manifests) >= _MANIFESTS_BEFORE and any((self._strike.job / "out").glob("[!_.]*"))
 
     def _passes_by(self, number: int, blow: Blow) -> bool:
         self._passed[number] += 1
