@@ -117,17 +117,23 @@ class Golden:
         folder.mkdir()
         begun_s = time.monotonic()
         expected = self.answer(case.job.operator)
-        kills_driver = case.victim is Victim.DRIVER
-        for attempt in range(2 if kills_driver else 1):
-            try:
-                self._driver(case.place).order("case", str(case), str(seed), str(self.input), str(folder))
-                assert attempt == (1 if kills_driver else 0), "the driver was to be killed, and came to its end"
-            except (DriverGone, BrokenPipeError):
-                self._drivers.pop(case.place).end()
-                assert kills_driver, f"the driver is gone, and was not to be killed: see {self.folder}"
+        self._give_order(case, seed, folder)
         marks = check_was_struck(case, seed, folder)
         check_rows(case, committed_rows(case, folder), expected)
         return f"{marks} ({time.monotonic() - begun_s:.1f} s)"
+
+    def _give_order(self, case: Case, seed: int, folder: Path) -> None:
+        """A driver that is the victim is killed the first time, and comes to the end the second time."""
+        kills = 1 if case.victim is Victim.DRIVER else 0
+        for attempt in range(kills + 1):
+            try:
+                self._driver(case.place).order("case", str(case), str(seed), str(self.input), str(folder))
+            except (DriverGone, BrokenPipeError) as gone:
+                self._drivers.pop(case.place).end()
+                if attempt == kills:
+                    raise AssertionError("the driver is gone, and was not to be killed") from gone
+            else:
+                assert attempt == kills, "the driver was to be killed, and came to its end"
 
     def answer(self, operator: Operator) -> Rows:
         """What an undisturbed run commits, which must be what Spark says in a batch."""
