@@ -102,7 +102,8 @@ def _watching(slot_function: Callable[[Any], Any], strike: Strike) -> Callable[[
             context = TaskContext.get()
             assert context is not None
             watch = Watch(strike, slot=context.partitionId())
-            watch.say_where()
+            if context.attemptNumber() == 0:  # Spark repeats a failed stage by itself, and a slot leaves it at once
+                watch.say_where()
             with watch.installed():
                 yield from serve(batches)
 
@@ -173,8 +174,11 @@ class Watch:
     def _pid_of(self, victim: Victim) -> int:
         if victim is Victim.DRIVER:
             return self._strike.driver_pid
-        slot = self._strike.slot if self._slot is None else self._slot
-        worker, executor = map(int, (self._strike.folder / "slots" / str(slot)).read_text().split())
+        if self._slot is None:
+            told = (self._strike.folder / "slots" / str(self._strike.slot)).read_text()
+            worker, executor = map(int, told.split())
+        else:
+            worker, executor = os.getpid(), _executor_of(os.getpid())
         return worker if victim is Victim.WORKER else executor
 
     def _telling(self, function: Callable[..., Any], moment: Moment) -> Callable[..., Any]:
