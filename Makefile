@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-bui
 # Inside .venv nothing may come from another environment.
 unexport PYTHONPATH PYTHONHOME
 
-QUICK := $(wildcard tests/unit tests/architecture tests/simulation)
+QUICK_TESTS := $(wildcard tests/unit tests/architecture tests/simulation)
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,7 +38,7 @@ demo: setup ## See a checkpoint complete under backpressure
 	@$(BIN)/tidegate demo
 
 check: lint ## Format, lint, types, layers, quick tests
-	@$(BIN)/python -m pytest -q -m "not slow" $(QUICK)
+	@$(BIN)/python -m pytest -q -m "not slow" $(QUICK_TESTS)
 
 test: lint ## Everything
 	@$(BIN)/python -m pytest -q tests
@@ -58,8 +58,8 @@ golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 play
 same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a fall midway
 	@TIDEGATE_EVERY_PIPELINE_FALLS=1 $(BIN)/python -m pytest -q tests/spark/same_answers
 
-bench: setup ## Measure throughput and checkpoints on this machine
-	@$(BIN)/python benchmarks/throughput.py
+bench: setup ## Measure throughput beside Flink and Spark; QUICK=1 is shorter, ONLY="long-10k", SYSTEMS="tidegate flink" choose
+	@$(BIN)/python -m benchmarks.throughput $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS))
 
 bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARGS=--json prints numbers
 	@$(BIN)/python -m benchmarks.protocol $(ARGS)
@@ -84,5 +84,5 @@ lock: ## Pin the newest versions that pyproject.toml allows (needs uv)
 	@$(COMPILE) --upgrade --extra java --group dev --output-file requirements.lock pyproject.toml
 
 clean: ## Remove .venv and every cache
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .bench build dist
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
