@@ -236,6 +236,16 @@ def test_padding_of_the_last_word_does_not_collide_with_zero_bytes() -> None:
     assert len(set(hashes_of(values, pa.binary()))) == 20
 
 
+@pytest.mark.parametrize("length", range(42))
+def test_a_value_hashes_the_same_alone_and_beside_longer_and_shorter_ones(length: int) -> None:
+    """However many words the longest value of a batch has, and where in the buffer a value ends."""
+    value = bytes(range(1, length + 1))
+    alone = hashes_of([value], pa.binary())
+    for company in ([b""], [b"x" * 8], [b"x" * 9], [b"x" * 32], [b"x" * 33], [b"", b"x" * 100]):
+        assert hashes_of([*company, value], pa.binary())[-1:] == alone
+        assert hashes_of([value, *company], pa.binary())[:1] == alone
+
+
 def test_words_that_change_places_change_the_hash() -> None:
     first, second = hashes_of([b"AAAAAAAABBBBBBBB", b"BBBBBBBBAAAAAAAA"], pa.binary())
     assert first != second

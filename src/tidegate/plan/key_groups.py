@@ -24,6 +24,10 @@ _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 _NULL_HASH = np.uint64(0x6E756C6C5F6B6579)
 _HIGH_HALF = np.uint64(32)
 _WORD_BYTES = 8
+# Values up to so many words are hashed position by position; longer ones word by word, whatever the others' lengths.
+_FEW_WORDS = 4
+# So many times going over all targets is quicker than sorting them.
+_FEW_TARGETS = 6
 # Made from buffers: `pa.scalar` would import pandas.
 _NO_BYTES = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(bytes(16)), pa.py_buffer(b"")])[0]
 # The mask that keeps the first n bytes of a little-endian word, by n.
@@ -81,13 +85,20 @@ def partition(
     counts = np.bincount(targets, minlength=parallelism)
     if np.count_nonzero(counts) == 1:
         return [rows if count else None for count in counts]
-    order = np.argsort(targets, kind="stable")
+    order = _by_target(targets, parallelism)
     grouped = rows.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)]))
     starts = np.cumsum(counts) - counts
     return [
         grouped.slice(start, count) if count else None
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
     ]
+
+
+def _by_target(targets: npt.NDArray[Any], parallelism: int) -> npt.NDArray[np.int64]:
+    """The rows of the first target, then those of the second, each in their order."""
+    if parallelism > _FEW_TARGETS:
+        return np.argsort(targets, kind="stable")
+    return np.concatenate([np.flatnonzero(targets == target) for target in range(parallelism)])
 
 
 def validity_of(column: pa.Array) -> npt.NDArray[np.bool_] | None:
@@ -202,23 +213,39 @@ def _hash_bytes(column: pa.Array) -> Hashes:
     if len(values) == 0:
         return np.zeros(0, dtype=np.uint64)
     starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    most_words = -(-int(lengths.max()) // _WORD_BYTES)
     data = _padded(values.buffers()[2], start=int(offsets[0]), stop=int(offsets[-1]))
-    word_counts = (lengths + (_WORD_BYTES - 1)) // _WORD_BYTES
-    if int(word_counts.max()) <= 1:
-        terms = _mix(_load_words(data, starts) & _KEEP_BYTES[lengths])
-        # An empty value has no word; the rest of the formula then sees its length alone.
-        sums = np.where(lengths > 0, terms, np.uint64(0))
+    if most_words <= _FEW_WORDS:
+        sums = _sum_few_words(data, starts, lengths, most_words)
     else:
-        sums = _sum_words(data, starts, lengths, word_counts)
+        sums = _sum_words(data, starts, lengths)
     return _mix(sums + lengths.view(np.uint64) * _GOLDEN)
 
 
-def _sum_words(
-    data: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    word_counts: npt.NDArray[np.int64],
+def _sum_few_words(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], most_words: int
 ) -> Hashes:
+    """The first words of all values, then the second ones: no array is longer than there are values."""
+    sums = np.zeros(len(lengths), dtype=np.uint64)
+    weights = _position_weights(max(1, most_words))
+    shortest = int(lengths.min())
+    for word in range(most_words):
+        at = word * _WORD_BYTES
+        words = _load_words(data, starts + at)
+        if shortest < at + _WORD_BYTES:
+            words &= _KEEP_BYTES[np.clip(lengths - at, 0, _WORD_BYTES)]
+        terms = _mix(words)
+        if word:
+            terms *= weights[word]
+        if shortest <= at:
+            # A value that has ended has no word here, not one of zeros.
+            terms *= lengths > at
+        sums += terms
+    return sums
+
+
+def _sum_words(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Hashes:
+    word_counts = (lengths + (_WORD_BYTES - 1)) // _WORD_BYTES
     word_ends = np.cumsum(word_counts)
     word_starts = word_ends - word_counts
     within = np.arange(word_ends[-1]) - np.repeat(word_starts, word_counts)
@@ -246,8 +273,8 @@ def _load_words(data: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]) -
 
 
 def _padded(buffer: pa.Buffer | None, *, start: int, stop: int) -> npt.NDArray[np.uint8]:
-    """A copy that may be read one word past its end: the memory behind an Arrow buffer is not ours."""
-    data = np.zeros(stop - start + _WORD_BYTES, dtype=np.uint8)
+    """A copy that may be read a few words past its end: the memory behind an Arrow buffer is not ours."""
+    data = np.zeros(stop - start + _FEW_WORDS * _WORD_BYTES, dtype=np.uint8)
     if buffer is not None and stop > start:
         data[: stop - start] = np.frombuffer(buffer, dtype=np.uint8)[start:stop]
     return data
