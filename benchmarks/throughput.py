@@ -23,6 +23,8 @@ SLOTS = 2
 CHECK_ROWS = 1_500_007
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 OURS = "tidegate"
+# Of others, before the first run: about what this benchmark itself leaves behind for a minute.
+BUSY_LOAD = 3.0
 # What a process may take beyond its warm-up and measurement: to start, to stop, on a machine that others use as well.
 LEEWAY_S = 300.0
 
@@ -84,6 +86,10 @@ def main() -> None:
     for name in cases:
         if not given.unchecked:
             _check(name, commands, length)
+    if os.getloadavg()[0] > BUSY_LOAD:
+        print(
+            f"The machine is busy (load {os.getloadavg()[0]:.1f}): compare ratios only, and run again when it is quiet."
+        )
     measured = [one for name in cases for one in _measure(name, commands, length)]
     facts = _facts(length, flink)
     shown_systems = {system: SYSTEMS[system] for system in commands}

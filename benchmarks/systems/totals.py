@@ -1,6 +1,8 @@
 """What the systems on Spark have in common: the arguments, the session, the DataFrame and the digest of its results."""
 
 import argparse
+import os
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> Arguments:
 
 
 def spark_session(*, cores: int) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
         SparkSession.builder.master(f"local[{cores}]")
         .config("spark.ui.enabled", "false")
