@@ -80,13 +80,14 @@ def _javac() -> Path:
 
 def _install() -> list[Path]:
     python, stamp = _PLACE / "bin" / "python", _PLACE / ".installed"
-    if not _is_newer(stamp, _LOCK):
+    pinned = _LOCK.read_text()
+    if not stamp.exists() or stamp.read_text() != pinned:
         print(f"Flink {FLINK_VERSION}: installing into .bench/flink (downloads about 240 MB, once)", flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(_PLACE)], "Flink's environment cannot be made")
         # The package is a source archive, so what builds it comes first.
         _run([str(python), *_PIP, "-r", str(ROOT / "requirements-build.lock")], "Flink cannot be installed")
         _run([str(python), *_PIP, "--no-deps", "--use-pep517", "-r", str(_LOCK)], "Flink cannot be installed")
-        stamp.touch()
+        stamp.write_text(pinned)
     libraries = next(_PLACE.glob("lib/python*/site-packages/pyflink/lib"))
     return [libraries / f"flink-dist-{FLINK_VERSION}.jar", *sorted(libraries.glob("log4j-*.jar"))]
 
