@@ -7,6 +7,7 @@ anything is measured, every system gives its results of the same rows, which mus
 import argparse
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,8 @@ Command = Callable[[Work], list[str]]
 
 def main() -> None:
     given = _arguments()
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     length = QUICK if given.quick else FULL
     chosen = given.systems or (QUICK_SYSTEMS if given.quick else tuple(SYSTEMS))
     cases = given.only or tuple(CASES)
