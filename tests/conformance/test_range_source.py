@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors import range_source
-from tidegate.connectors.contract import CommittedPositions, NothingNow, Source
+from tidegate.connectors.contract import CommittedPositions, EndOfSource, NothingNow, Rows, Source
 from tidegate.connectors.range_source import (
     OffsetRange,
     RangeEnumerator,
@@ -260,3 +260,39 @@ def test_an_error_in_read_is_raised_where_rows_are_asked_for() -> None:
     run.readers[0]._stream = Broken(total=10, step=10)
     with pytest.raises(UserCodeFailure, match="read is broken"):
         run.drain()
+
+
+def amid_after_each_poll(reader: RangeReader) -> list[tuple[int, bool]]:
+    """For each answer: how many rows, and whether event time is held behind them."""
+    seen: list[tuple[int, bool]] = []
+    while not isinstance(polled := reader.poll(1000), EndOfSource):
+        if isinstance(polled, NothingNow) and polled.retry_after_ms:
+            continue  # the partition's own thread is at work
+        seen.append((polled.rows.num_rows if isinstance(polled, Rows) else 0, reader.is_amid_batch()))
+    return seen
+
+
+def test_event_time_moves_between_ranges_and_not_within_one() -> None:
+    """Spark reads a micro-batch in any order: a row of it must not be late by others of it."""
+    run, _ = run_of(Numbers(total=24, step=12), parallelism=1)
+    run.discover()
+    (reader,) = run.readers
+    assert isinstance(reader, RangeReader)
+    range_of_two_partitions = [(4, True), (4, True), (2, True), (2, True)]
+    assert amid_after_each_poll(reader) == [*range_of_two_partitions, (0, False), *range_of_two_partitions]
+    assert not reader.is_amid_batch(), "nor behind the last"
+
+
+def test_a_range_that_was_begun_before_a_restore_is_still_amid() -> None:
+    """By whichever reader: the restored event time may have come from rows of it."""
+    run, _ = run_of(Numbers(total=20, step=20), parallelism=1)
+    run.discover()
+    (reader,) = run.readers
+    while not isinstance(reader.poll(3), Rows):
+        pass
+    states = source_of(Numbers(total=20, step=20)).redistribute([reader.snapshot()], parallelism=2)
+    for state in states:
+        restored = RangeReader(source_of(Numbers(total=20, step=20)))
+        restored.restore(state)
+        assert restored.is_amid_batch()
+        restored.close()

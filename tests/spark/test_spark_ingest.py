@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import tidegate as tg
 from tidegate.model.errors import EnvironmentProblem, IncompatibleCheckpoint, UnsupportedPlan
@@ -146,3 +147,25 @@ def until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def test_no_row_is_late_by_another_of_the_same_micro_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads large files first, and here those hold the newest rows."""
+    (tmp_path / "in").mkdir()
+    for number in range(8):
+        values = list(range(1000 * number, 1000 * number + 40 * (number + 1)))
+        times = pa.array([1_700_000_000_000_000 + v * 1_000_000 for v in values], pa.timestamp("us", "UTC"))
+        pq.write_table(pa.table({"v": values, "t": times}), tmp_path / "in" / f"{number}.parquet")
+    rows = stream(spark, tmp_path).selectExpr("v", SIX_TIMES, "t").withWatermark("t", "1 minute")
+    counted = rows.groupBy(F.window("t", "100 seconds").alias("w")).agg(F.count("w").alias("n"))
+    query = writer(counted.selectExpr("w.start", "n"), tmp_path).option("parallelism", 1)
+    running = query.trigger(availableNow=True).start()
+    assert running.awaitTermination(90)
+    given = {number: 40 * (number + 1) for number in range(8)}
+    assert sum(n for _, n in written(tmp_path)) == sum(given.values()) - open_at_the_end(given[7])
+
+
+def open_at_the_end(rows: int) -> int:
+    """Of the last file: those in windows that the last event time, less a minute, has not passed."""
+    times = [1_700_000_000 + 7000 + v for v in range(rows)]
+    return sum(time // 100 * 100 + 100 > times[-1] - 60 for time in times)

@@ -50,7 +50,7 @@ from tidegate.worker.settings import SlotSettings
 SLOTS = (SlotIndex(0), SlotIndex(1))
 LEAVE_TIMEOUT_MS = 10_000.0
 ROOM_TIMEOUT_MS = 6_000.0
-SLOTS_TIMEOUT_MS = 15_000.0
+SLOTS_TIMEOUT_MS = 40_000.0
 DELAY_MS = 1_000.0
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tidegate.model.errors import EnvironmentProblem, OptionError
-from tidegate.spark.session import SessionFacts, SlotLedger, check_session
+from tidegate.spark.session import SessionFacts, SlotLedger, await_cores, check_session
 
 
 def session(*, cores: int, application_id: str = "app-1", master: str = "local[4]") -> SessionFacts:
@@ -94,3 +94,36 @@ def test_a_parallelism_below_one_is_a_wrong_option() -> None:
 def test_what_is_no_classic_session_is_refused_by_its_type() -> None:
     with pytest.raises(EnvironmentProblem, match=r"classic SparkSession, not builtins\.object"):
         check_session(object())
+
+
+class Arriving:
+    """Executors of two cores each, which register at these seconds; time passes by sleeping."""
+
+    def __init__(self, *at_s: float) -> None:
+        self._at_s = at_s
+        self.now_s = 0.0
+
+    def cores(self) -> int:
+        return 2 * sum(at <= self.now_s for at in self._at_s)
+
+    def wait(self, wanted: int | None) -> float:
+        """How long it took."""
+        await_cores(self.cores, wanted=wanted, now_s=lambda: self.now_s, sleep=self._pass)
+        return self.now_s
+
+    def _pass(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_a_query_waits_for_the_cores_it_wants_and_not_for_more() -> None:
+    assert Arriving(1, 3, 5).wait(4) == pytest.approx(3, abs=0.2)
+    assert Arriving(0, 0).wait(4) == 0
+
+
+def test_a_query_that_takes_what_there_is_waits_until_no_more_executors_come() -> None:
+    assert Arriving(1, 1.5, 2.2).wait(None) == pytest.approx(3.2, abs=0.2)
+
+
+def test_cores_that_never_come_are_not_waited_for_for_ever() -> None:
+    assert Arriving(1).wait(4) == pytest.approx(15, abs=0.2)
+    assert Arriving().wait(None) == pytest.approx(15, abs=0.2)

@@ -60,6 +60,7 @@ class Script:
 
     answers: deque[Polled]
     polls: int = 0
+    amid_after: frozenset[int] = frozenset()  # the polls behind which more of the same batch follow
 
     def restore(self, state: bytes) -> None: ...
     def add_splits(self, splits: Items[bytes]) -> None: ...
@@ -69,6 +70,9 @@ class Script:
     def poll(self, max_rows: int) -> Polled:
         self.polls += 1
         return self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+
+    def is_amid_batch(self) -> bool:
+        return self.polls in self.amid_after
 
     def snapshot(self) -> bytes:
         return b"%d" % self.polls
@@ -301,6 +305,14 @@ def test_a_source_without_rows_for_long_says_once_that_it_is_idle_and_is_active_
     assert found == [Idle()]
     made.clock.advance(GATHER_MS)
     assert made.run(2) == [[1], Idle()], "and idle anew when nothing follows them"
+
+
+def test_event_time_waits_for_the_end_of_a_batch() -> None:
+    made = Made(answers=[Rows(rows(1), 100), Rows(rows(2), 300), Rows(rows(3), 200), EndOfSource()])
+    assert made.source is not None
+    made.source.amid_after = frozenset({1, 2})
+    assert made.run(2) == []
+    assert made.run() == [[1, 2, 3], Watermark(300), EndOfInput()]
 
 
 # -- the end

@@ -34,6 +34,7 @@ from tidegate.spark.events import QueryIdentity, SparkEvents
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
 from tidegate.spark.microbatch import WriterCalls, start_micro_batches
 from tidegate.spark.session import (
+    await_executors,
     SessionFacts,
     SlotClaim,
     check_session,
@@ -177,6 +178,7 @@ class DataStreamWriter:
         if query_options.engine == "microbatch":
             return self._start_micro_batches()
         read, chosen = self._read(query_options.ingest)
+        await_executors(spark, wanted=query_options.parallelism)
         facts = check_session(spark)
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
         name = self._query_name or f"query-{uuid.uuid4().hex[:8]}"

@@ -90,6 +90,17 @@ class TellsPosition(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsBatches(Protocol):
+    """A reader of batches whose rows have no order among themselves, as Spark's micro-batches: event time moves from
+    one to the next, because within one a row would be late by those that happen to be read before it.
+    """
+
+    def is_amid_batch(self) -> bool:
+        """Rows of a batch were given out and more of it are to come; false at least once between two of them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CommittedPositions:
     """`positions`: of all readers of one source. `oldest_retained`: of the checkpoints that may be restored."""

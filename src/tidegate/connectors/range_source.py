@@ -263,6 +263,7 @@ class RangeReader:
         self._ranges: dict[int, OffsetRange] = {}
         self._next_rows: dict[int, dict[int, int | None]] = {}
         self._waiting: deque[tuple[int, int]] = deque()
+        self._begun: set[int] = set()
         self._stream: OffsetStream | None = None
         self._pump: Pump[pa.RecordBatch] | None = None
         self._to_skip = 0
@@ -274,6 +275,7 @@ class RangeReader:
         self._floor = restored.floor
         for progress in restored.ranges:
             self._add(progress)
+            self._begun.add(progress.range.number)  # by whoever read it before, as far as is known here
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         for data in splits:
@@ -295,10 +297,16 @@ class RangeReader:
                 case PumpEmpty():
                     return NothingNow(_READING_RETRY_MS, is_behind=True)
                 case PumpEnded():
+                    finished, _ = self._waiting[0]
                     self._finish()
+                    if self._waiting and self._waiting[0][0] != finished:
+                        return NothingNow(0.0, is_behind=True)  # event time moves here
                 case _:
                     assert_never(taken)
         return EndOfSource() if self._is_told_all else NothingNow(_NO_SPLITS_RETRY_MS)
+
+    def is_amid_batch(self) -> bool:
+        return bool(self._waiting) and self._waiting[0][0] in self._begun
 
     def snapshot(self) -> bytes:
         ranges = [RangeProgress(self._ranges[number], dict(rows)) for number, rows in self._next_rows.items()]
@@ -326,6 +334,7 @@ class RangeReader:
         self._floor = max(self._floor, floor)
         for number in [number for number in self._ranges if number < self._floor]:
             del self._ranges[number], self._next_rows[number]
+            self._begun.discard(number)
 
     def _opened_pump(self) -> "Pump[pa.RecordBatch]":
         if self._pump is None:
@@ -345,6 +354,7 @@ class RangeReader:
 
     def _give(self, rest: pa.RecordBatch, max_rows: int) -> pa.RecordBatch:
         number, index = self._waiting[0]
+        self._begun.add(number)
         given = rest.slice(0, max_rows)
         self._rest = rest.slice(max_rows) if rest.num_rows > max_rows else None
         self._next_rows[number][index] = (self._next_rows[number][index] or 0) + given.num_rows

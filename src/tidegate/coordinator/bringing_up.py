@@ -19,7 +19,7 @@ from tidegate.network.messages import Deploy
 from tidegate.worker.mailbox import Background
 
 # Slots that have no core by then will not get one.
-_SLOTS_TIMEOUT_MS = 15_000.0
+_SLOTS_TIMEOUT_MS = 40_000.0
 # Slots that run have to import and connect, on a busy machine too; a restarted launch first waits for the old one.
 _SLOW_SLOTS_TIMEOUT_MS = 60_000.0
 _NEVER_MS = float("inf")

@@ -5,10 +5,11 @@ here. Must not submit a query's jobs, nor change the settings of a user's sessio
 """
 
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TESTED_SPARK = "4.3."
+# Executors register within seconds of a session's start.
+_YOUNG_SESSION_S = 30.0
+_AWAIT_CORES_S = 15.0
+_SETTLED_S = 1.0
+_LOOK_S = 0.1
 _SPARE_CORES = 1  # for Spark's own jobs beside a query: ingest, foreachBatch, a user's spark.read
 
 
@@ -120,6 +126,34 @@ LEDGER = SlotLedger()
 
 def claim_slots(spark: SparkSession, *, query: str, wanted: int | None, spare: int = 0) -> SlotClaim:
     return LEDGER.claim(check_session(spark), query=query, wanted=wanted, spare=spare)
+
+
+def await_executors(spark: SparkSession, *, wanted: int | None) -> None:
+    """Those of a new session come one by one: a query that began at once would see only the first, or none."""
+    context: Any = spark.sparkContext
+    is_young = time.time() - context.startTime / 1000 < _YOUNG_SESSION_S
+    if is_young and re.fullmatch(r"local(\[.*\])?", context.master) is None:
+        await_cores(lambda: _concurrent_tasks(context), wanted=wanted)
+
+
+def await_cores(
+    count: Callable[[], int],
+    *,
+    wanted: int | None,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Until there are as many as are wanted; without a number, until no more come for a while. Too few are no error."""
+    deadline_s = now_s() + _AWAIT_CORES_S
+    seen, since_s = 0, now_s()
+    while now_s() < deadline_s:
+        cores = count()
+        if cores != seen:
+            seen, since_s = cores, now_s()
+        is_settled = seen > 0 and now_s() - since_s >= _SETTLED_S
+        if is_settled if wanted is None else seen >= wanted:
+            return
+        sleep(_LOOK_S)
 
 
 def slots_left_for(claim: SlotClaim, spark: SparkSession) -> int:

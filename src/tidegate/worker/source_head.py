@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows, SourceReader, TellsPosition
+from tidegate.connectors.contract import (
+    EndOfData,
+    EndOfSource,
+    NothingNow,
+    Polled,
+    ReadsBatches,
+    Rows,
+    SourceReader,
+    TellsPosition,
+)
 from tidegate.model.ids import CheckpointId
 from tidegate.protocol.admission import SourceAdmission
 
@@ -51,6 +60,9 @@ class SourceHead:
             return False
         self.is_idle = now_ms - self._nothing_since_ms >= self.idle_after_ms
         return self.is_idle
+
+    def holds_event_time(self) -> bool:
+        return isinstance(self.reader, ReadsBatches) and self.reader.is_amid_batch()
 
     def add_splits(self, splits: Sequence[bytes], *, is_last: bool) -> None:
         self.reader.add_splits(splits)

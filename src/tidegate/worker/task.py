@@ -130,7 +130,7 @@ class Task:
         now_ms = self.clock.monotonic_ms()
         if self.has_ended or not self._has_room(now_ms):
             return False
-        if self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
+        if not self._holds_event_time() and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
             self._advance_time(now_ms)
             return True
         if self._is_ending:
@@ -157,7 +157,7 @@ class Task:
             # Else only a message can set off a step, and that wakes the slot.
             if self.source is not None and (retry_ms := self.source.next_deadline_ms()) is not None:
                 deadlines.append(retry_ms)
-            if (telling_ms := self._time.next_telling_ms()) is not None:
+            if (telling_ms := self._time.next_telling_ms()) is not None and not self._holds_event_time():
                 deadlines.append(telling_ms)
             if (timer_ms := self._time.next_timer_ms()) is not None:
                 deadlines.append(self.clock.monotonic_ms() + timer_ms - self.clock.wall_ms())
@@ -247,6 +247,9 @@ class Task:
                 stack.callback(operator.close)
 
     # -- inside
+
+    def _holds_event_time(self) -> bool:
+        return self.source is not None and self.source.holds_event_time()
 
     def _has_room(self, now_ms: float) -> bool:
         if self.output is None or self.output.has_room():
