@@ -16,6 +16,8 @@ from tidegate.connectors.contract import (
 from tidegate.model.ids import CheckpointId
 from tidegate.protocol.admission import SourceAdmission
 
+_SECOND_LOOK_MS = 10.0
+
 
 @dataclass(slots=True)
 class SourceHead:
@@ -28,6 +30,7 @@ class SourceHead:
     is_idle: bool = False
     _retry_at_ms: float = 0.0
     _nothing_since_ms: float | None = None
+    _was_looked_at_again: bool = False
     _suspended_by: CheckpointId | None = None
     _is_paused: bool = False
     _is_behind: bool = False
@@ -49,7 +52,7 @@ class SourceHead:
                 if is_behind:
                     self._nothing_since_ms = None
                 elif self._nothing_since_ms is None:
-                    self._nothing_since_ms = now_ms
+                    self._nothing_since_ms, self._was_looked_at_again = now_ms, False
             case EndOfSource() | EndOfData():
                 self.has_ended = True
         return polled
@@ -58,8 +61,15 @@ class SourceHead:
         """Once, when it has had nothing for long: from then on it does not hold back event time."""
         if self.idle_after_ms is None or self.is_idle or self._nothing_since_ms is None:
             return False
-        self.is_idle = now_ms - self._nothing_since_ms >= self.idle_after_ms
-        return self.is_idle
+        if now_ms - self._nothing_since_ms < self.idle_after_ms:
+            return False
+        if not self._was_looked_at_again:
+            # A loop that stood still has not heard yet what it was sent meanwhile, perhaps the first splits.
+            self._was_looked_at_again = True
+            self._retry_at_ms = now_ms + _SECOND_LOOK_MS
+            return False
+        self.is_idle = True
+        return True
 
     def holds_event_time(self) -> bool:
         return isinstance(self.reader, ReadsBatches) and self.reader.is_amid_batch()

@@ -1,0 +1,63 @@
+"""When a source counts as idle, so that it does not hold back event time."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import NothingNow, Polled, Rows
+from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
+from tidegate.worker.source_head import SourceHead
+
+ROWS = pa.RecordBatch.from_pydict({"v": [1]})
+
+
+class Splits:
+    """A reader with one row for each split."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def poll(self, max_rows: int) -> Polled:
+        if not self.waiting:
+            return NothingNow(1000.0)
+        self.waiting -= 1
+        return Rows(ROWS)
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        self.waiting += len(splits)
+
+    def no_more_splits(self) -> None: ...
+    def restore(self, state: bytes) -> None: ...
+    def snapshot(self) -> bytes:
+        return b""
+
+    def close(self) -> None: ...
+
+
+def test_a_source_that_has_had_nothing_for_long_becomes_idle_once() -> None:
+    head = _head()
+    head.poll(1, 0.0)
+    assert not head.becomes_idle(500.0)
+    head.poll(1, 1000.0)
+    assert not head.becomes_idle(1000.0)
+    assert head.next_deadline_ms() == 1010.0, "it is looked at again soon"
+    head.poll(1, 1010.0)
+    assert head.becomes_idle(1010.0)
+    assert not head.becomes_idle(1020.0)
+
+
+def test_a_loop_that_stood_still_hears_of_its_splits_before_its_source_becomes_idle() -> None:
+    head = _head()
+    head.poll(1, 0.0)
+    # Another task of the slot took seven seconds; the splits came in time, and are heard of after this look.
+    head.poll(1, 7000.0)
+    assert not head.becomes_idle(7000.0)
+    head.add_splits([b"first"], is_last=False)
+    assert isinstance(head.poll(1, 7000.0), Rows)
+    head.poll(1, 7001.0)
+    assert not head.becomes_idle(7001.0)
+
+
+def _head() -> SourceHead:
+    admission = SourceAdmission(ActiveBackpressure.OFF, interval_ms=1000.0, max_concurrent=1, now_ms=0.0)
+    return SourceHead(Splits(), admission, idle_after_ms=1000.0)
