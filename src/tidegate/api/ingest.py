@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.connectors.staged_source import STAGED, IngestMode, StagingFolder, feed_from, feed_no_more
 from tidegate.model.errors import OptionError
-from tidegate.plan.nodes import Node
+from tidegate.plan.nodes import Node, RowOrder
 from tidegate.plan.physical import JobPlan, Vertex
-from tidegate.spark.catalyst import read_plan
+from tidegate.spark.catalyst import read_ordered_plan
 from tidegate.spark.ingest import SparkFeed
 from tidegate.spark.ingest_plan import IngestedPart, ingesting
 from tidegate.storage import layout
@@ -25,6 +25,7 @@ from tidegate.storage.store import local_path
 class IngestingPlan:
     root: Node
     parts: tuple[IngestedPart, ...]
+    order: RowOrder | None
 
     def describe(self) -> list[str]:
         """For `explain`: nothing if Spark ingests nothing."""
@@ -33,8 +34,8 @@ class IngestingPlan:
 
 def read_ingesting(df: DataFrame, mode: IngestMode) -> IngestingPlan:
     with ingesting(df, mode) as parts:
-        root = read_plan(df)
-    return IngestingPlan(root, tuple(parts))
+        root, order = read_ordered_plan(df)
+    return IngestingPlan(root, tuple(parts), order)
 
 
 def settle_staging(plan: JobPlan, location: str) -> JobPlan:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -16,6 +16,7 @@ from tidegate.api.places import checkpoint_path, missing_folders, path_option, r
 from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.api.savepoints import SavepointPlace
 from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_sink, detach, staging_folder_of
+from tidegate.api.tables import open_table
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_source
 from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
@@ -145,8 +146,35 @@ class DataStreamWriter:
         self._calls = dataclasses.replace(self._calls, format=None, foreach=None, foreach_batch=func)
         return self
 
-    def toTable(self, tableName: str, *args: Any, **kwargs: Any) -> StreamingQuery:
-        self._refuse("toTable", "use .format('parquet').start(path)")
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: Any = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Starts, with a table of Spark's catalog as the sink, which is made if there is none of that name."""
+        require_classic(self._df)
+        if format is not None:
+            self.format(format)
+        if partitionBy is not None:
+            self.partitionBy(partitionBy)
+        self.options(**options)
+        asked = read_options(split_options(self._options)[0], _session_options(self._df.sparkSession))
+        if asked.engine == "microbatch":
+            self._calls.table = tableName
+            return self.start(outputMode=outputMode, queryName=queryName)
+        table = open_table(self._df, tableName, format=self._format, partition_by=self._calls.partition_by)
+        try:
+            written = self.format(table.format).options(**{**table.options, **self._options})
+            query = written.start(table.path, outputMode=outputMode, queryName=queryName)
+        except BaseException:
+            table.undo()
+            raise
+        query._refresh = table.show_committed
+        return query
 
     # -- starting
 
@@ -255,6 +283,8 @@ class DataStreamWriter:
                 f"The {chosen.sink.format} sink does not support output mode complete: "
                 f"use {', '.join(_REPLACING_SINKS)}, or outputMode('update')."
             )
+        if read.order is not None:
+            chosen = dataclasses.replace(chosen, sink=dataclasses.replace(chosen.sink, order=read.order))
         return read, chosen
 
     def _start(
@@ -385,9 +415,6 @@ class DataStreamWriter:
                 )
             if self._query_name is not None and query.name == name:
                 raise OptionError(f"A query named {name!r} is active: choose another name or stop it first.")
-
-    def _refuse(self, method: str, instead: str) -> NoReturn:
-        raise OptionError(f"{method} is not supported by this version of Tidegate: {instead}.")
 
 
 def _lowered(root: Node, sink: Sink, options: QueryOptions, *, slots: int) -> JobPlan:

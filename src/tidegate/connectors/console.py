@@ -1,6 +1,6 @@
 """Prints the rows of each committed epoch, in the form of Spark's console sink.
 
-A writer keeps no more rows than will be shown; the rest are only counted.
+A writer keeps no more rows than will be shown, unless they have an order; the rest are only counted.
 """
 
 import secrets
@@ -17,6 +17,7 @@ from tidegate.connectors.options import Options
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
+from tidegate.plan.kernels.row_order import ordered
 from tidegate.protocol.commit import CommitPermit
 
 _DEFAULT_TRUNCATE = 20
@@ -36,6 +37,7 @@ class ConsoleSink:
     schema: pa.Schema
     shown_rows: int
     truncate: int | None
+    order: nodes.RowOrder | None = None
 
     def prepare_location(self) -> None:
         """The terminal is always there."""
@@ -49,7 +51,7 @@ class ConsoleSink:
 
 def from_node(node: nodes.Sink) -> ConsoleSink:
     options = Options(node.options, owner="console sink", known=("numRows", "truncate"))
-    return ConsoleSink(node.schema, options.positive("numRows", default=20), _truncate(options))
+    return ConsoleSink(node.schema, options.positive("numRows", default=20), _truncate(options), node.order)
 
 
 def _truncate(options: Options) -> int | None:
@@ -68,7 +70,9 @@ class ConsoleWriter:
         self._start_epoch()
 
     def write(self, rows: pa.RecordBatch) -> None:
-        shown = rows.slice(0, self._sink.shown_rows - self._kept_rows)
+        # Which rows stand first in an order is known when all are there.
+        is_any_row_shown = self._sink.order is not None
+        shown = rows if is_any_row_shown else rows.slice(0, self._sink.shown_rows - self._kept_rows)
         if shown.num_rows:
             self._batches.append(shown.serialize().to_pybytes())
         self._kept_rows += shown.num_rows
@@ -114,9 +118,13 @@ class ConsoleCommitter:
     def _table(self, committables: list[_Committable]) -> str:
         schema = self._sink.schema
         batches = [pa.ipc.read_record_batch(pa.py_buffer(data), schema) for c in committables for data in c.batches]
-        rows = pa.Table.from_batches(batches, schema=schema).slice(0, self._sink.shown_rows)
-        text = render_table(rows, truncate=self._sink.truncate)
-        if sum(committable.total_rows for committable in committables) > self._sink.shown_rows:
+        rows = pa.Table.from_batches(batches, schema=schema)
+        total_rows = sum(committable.total_rows for committable in committables)
+        if self._sink.order is not None:
+            rows = ordered(rows, self._sink.order)
+            total_rows = rows.num_rows
+        text = render_table(rows.slice(0, self._sink.shown_rows), truncate=self._sink.truncate)
+        if total_rows > self._sink.shown_rows:
             rows_word = "row" if self._sink.shown_rows == 1 else "rows"
             text += f"only showing top {self._sink.shown_rows} {rows_word}\n"
         return text

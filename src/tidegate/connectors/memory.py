@@ -16,6 +16,7 @@ from tidegate.connectors.options import Options, nearest
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
+from tidegate.plan.kernels.row_order import ordered
 from tidegate.protocol.commit import CommitPermit
 
 
@@ -24,6 +25,7 @@ class _Table:
     """`parts`: in complete mode the newest rows of each writer, all of one generation."""
 
     schema: pa.Schema
+    order: nodes.RowOrder | None = None
     batches: list[pa.RecordBatch] = field(default_factory=list)
     committed: set[str] = field(default_factory=set)
     parts: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -71,7 +73,8 @@ def read_memory_table(name: str) -> pa.Table:
             raise OptionError(f"There is no memory table {name!r}{nearest(name, _tables)}: there are {known}.")
         # PySpark cannot take a nested column without any chunk.
         nothing = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in table.schema], schema=table.schema)
-        return pa.Table.from_batches(table.rows() or [nothing], schema=table.schema)
+        rows = pa.Table.from_batches(table.rows() or [nothing], schema=table.schema)
+        return rows if table.order is None else ordered(rows, table.order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,14 @@ class MemorySink:
     name: str
     schema: pa.Schema
     mode: nodes.OutputMode = nodes.OutputMode.APPEND
+    order: nodes.RowOrder | None = None
 
     def prepare_location(self) -> None:
         with _lock:
-            _tables.setdefault(self.name, _Table(self.schema))
+            _tables.setdefault(self.name, self.empty_table())
+
+    def empty_table(self) -> _Table:
+        return _Table(self.schema, self.order)
 
     def writer(self, *, task: TaskId, generation: Generation) -> "MemoryWriter":
         part = _Part(str(task), generation) if self.mode is nodes.OutputMode.COMPLETE else None
@@ -94,7 +101,8 @@ class MemorySink:
 
 def from_node(node: nodes.Sink) -> MemorySink:
     options = Options(node.options, owner="memory sink", known=("queryName",))
-    return MemorySink(options.required("queryName", example="""queryName("totals")"""), node.schema, node.mode)
+    name = options.required("queryName", example="""queryName("totals")""")
+    return MemorySink(name, node.schema, node.mode, node.order)
 
 
 class MemoryWriter:
@@ -123,7 +131,7 @@ class MemoryCommitter:
     def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
         decoded = [msgspec.msgpack.decode(data, type=_Committable) for data in committables]
         with _lock:
-            table = _tables.setdefault(self._sink.name, _Table(self._sink.schema))
+            table = _tables.setdefault(self._sink.name, self._sink.empty_table())
             for committable in decoded:
                 if committable.id not in table.committed:
                     table.committed.add(committable.id)
@@ -133,7 +141,7 @@ class MemoryCommitter:
         """A first generation begins a new query, which shows nothing of an earlier one of its name, as in Spark."""
         if generation == 1:
             with _lock:
-                _tables[self._sink.name] = _Table(self._sink.schema)
+                _tables[self._sink.name] = self._sink.empty_table()
 
 
 def _show(table: _Table, committable: _Committable) -> None:

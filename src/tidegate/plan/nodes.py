@@ -452,9 +452,27 @@ Node: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
+class SortKey:
+    column: int
+    is_ascending: bool
+    are_nulls_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """How a complete result is shown: sorted, and no more than its first rows if there is a limit."""
+
+    keys: tuple[SortKey, ...]
+    most_rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sink:
+    """`order`: in complete mode only, of all rows of all writers."""
+
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
     mode: OutputMode = OutputMode.UPDATE
     group_rows: GroupRows = GroupRows.NEWEST_LAST
+    order: RowOrder | None = None

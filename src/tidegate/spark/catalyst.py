@@ -22,6 +22,7 @@ from tidegate.plan.nodes import (
     Node,
     Project,
     Repartition,
+    RowOrder,
     Spread,
     Union,
 )
@@ -30,6 +31,7 @@ from tidegate.spark.catalyst_distinct import has_distinct, optimised_with_distin
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_generators import kept_columns, read_generate, read_projections
 from tidegate.spark.catalyst_joins import read_deduplicate, read_join
+from tidegate.spark.catalyst_order import below_order, read_order
 from tidegate.spark.catalyst_sources import read_file_relation, read_table_relation
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, plan_tree
 from tidegate.spark.catalyst_user_code import (
@@ -55,9 +57,10 @@ _CURRENT_TIME = re.compile(
 _ADVICE: Mapping[str, str] = {
     "Window": "use groupBy with an aggregate function, or transformWithState",
     "LocalRelation": "the query can have no rows, or reads a fixed table, so there is no stream to run",
-    "GlobalLimit": "remove limit",
-    "LocalLimit": "remove limit",
-    "Sort": "remove orderBy; a stream has no end to sort before",
+    "CollectMetrics": "remove observe; query.lastProgress counts the rows of every task",
+    "GlobalLimit": "remove limit; behind orderBy and in output mode complete it may stand last",
+    "LocalLimit": "remove limit; behind orderBy and in output mode complete it may stand last",
+    "Sort": "remove orderBy; a stream has no end to sort before. In output mode complete it may stand last",
 }
 _SUPPORTED = "supported are select, where, groupBy with aggregate functions, mapInArrow and transformWithState"
 
@@ -75,6 +78,20 @@ class Read:
 
 def read_plan(df: DataFrame) -> Node:
     """The plan Tidegate runs for a streaming DataFrame; raises `UnsupportedPlan` for what it does not run."""
+    tree = _optimized(df)
+    with session_of_plan(df.sparkSession):
+        return _read(tree).node
+
+
+def read_ordered_plan(df: DataFrame) -> tuple[Node, RowOrder | None]:
+    """The same, and the order in which a sink shows all of its result, if the query ends with one."""
+    tree = _optimized(df)
+    with session_of_plan(df.sparkSession):
+        read = _read(below_order(tree))
+        return read.node, read_order(tree, read.scope())
+
+
+def _optimized(df: DataFrame) -> PlanTree:
     require_classic(df)
     if not df.isStreaming:
         raise OptionError(
@@ -89,8 +106,7 @@ def read_plan(df: DataFrame) -> Node:
         )
     optimizer = df.sparkSession._jsparkSession.sessionState().optimizer()
     optimized = optimised_with_distinct(optimizer, analyzed) if has_distinct(analyzed) else optimizer.execute(analyzed)
-    with session_of_plan(df.sparkSession):
-        return _read(plan_tree(optimized)).node
+    return plan_tree(optimized)
 
 
 def check_output_mode(df: DataFrame, output_mode: str) -> None:

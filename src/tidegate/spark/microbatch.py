@@ -25,6 +25,7 @@ class WriterCalls:
     trigger: Mapping[str, Any] = field(default_factory=dict)
     foreach: Any = None
     foreach_batch: Any = None
+    table: str | None = None
 
 
 def start_micro_batches(
@@ -52,4 +53,4 @@ def start_micro_batches(
             calls.query_name or "without a name",
             ", ".join(sorted(left_out)),
         )
-    return writer.start()
+    return writer.start() if calls.table is None else writer.toTable(calls.table)
