@@ -17,12 +17,13 @@ _LATE = "4 seconds"
 
 @dataclass(frozen=True)
 class Query:
-    """`mode`: the output mode that it needs."""
+    """`mode`: the output mode that it needs. `keys`: in update mode, the leading columns that tell its groups."""
 
     name: str
     question: str
     build: Callable[[Tables], DataFrame]
     mode: str = "append"
+    keys: int = 0
 
 
 def pass_through(tables: Tables) -> DataFrame:
@@ -48,7 +49,10 @@ def local_items(tables: Tables) -> DataFrame:
 def hot_items(tables: Tables) -> DataFrame:
     bids = tables("bids").withWatermark("date_time", _LATE)
     window = F.window("date_time", "10 seconds", "2 seconds")
-    return bids.groupBy(window, "auction").agg(F.count("*").alias("bids"))
+    counts = bids.groupBy(window, "auction").agg(F.count("*").alias("bids"))
+    # Of auctions with equally many bids the newest.
+    rank = F.col("bids") * 1_000_000_000 + F.col("auction")
+    return counts.groupBy("window").agg(F.max_by("auction", rank).alias("auction"), F.max("bids").alias("bids"))
 
 
 def highest_bids(tables: Tables) -> DataFrame:
@@ -63,9 +67,26 @@ def new_users(tables: Tables) -> DataFrame:
     return people.alias("p").join(auctions.alias("a"), same).select("p.id", "p.name", "p.w.start", "a.reserve")
 
 
+def log(tables: Tables) -> DataFrame:
+    """To be written with `partitionBy("day", "minute")`."""
+    day, minute = F.date_format("date_time", "yyyy-MM-dd"), F.date_format("date_time", "HH:mm")
+    bids = tables("bids").select("auction", "bidder", "price", "date_time", "extra", day.alias("day"))
+    return bids.withColumn("minute", minute)
+
+
 def user_sessions(tables: Tables) -> DataFrame:
     bids = tables("bids").withWatermark("date_time", _LATE)
     return bids.groupBy(F.session_window("date_time", "10 seconds"), "bidder").agg(F.count("*").alias("bids"))
+
+
+def side_input(tables: Tables) -> DataFrame:
+    bids = tables("bids")
+    side = bids.sparkSession.range(100).select(
+        F.col("id").alias("key"), F.format_string("side %d", "id").alias("value")
+    )
+    return bids.join(side, F.col("auction") % 100 == F.col("key")).select(
+        "auction", "bidder", "price", "date_time", "value"
+    )
 
 
 def calculation(tables: Tables) -> DataFrame:
@@ -95,6 +116,11 @@ def statistics(tables: Tables) -> DataFrame:
     )
 
 
+def last_bids(tables: Tables) -> DataFrame:
+    newest = [F.max_by(name, "date_time").alias(name) for name in ("price", "channel", "url")]
+    return tables("bids").groupBy("bidder", "auction").agg(F.max("date_time").alias("date_time"), *newest)
+
+
 def bids_with_auctions(tables: Tables) -> DataFrame:
     bids = tables("bids").withWatermark("date_time", _LATE).alias("b")
     auctions = tables("auctions").where("category = 10").withWatermark("date_time", _LATE).alias("a")
@@ -121,12 +147,15 @@ QUERIES = [
     Query("q1", "Bids in another currency", currency),
     Query("q2", "Bids on certain auctions", selection),
     Query("q3", "Who sells in certain states and categories?", local_items),
-    Query("q5", "How many bids has each auction had, every two seconds?", hot_items),
+    Query("q5", "Which auction has had the most bids in ten seconds, every two seconds?", hot_items),
     Query("q7", "The highest price of every ten seconds", highest_bids),
     Query("q8", "Who came and opened an auction within ten seconds?", new_users),
+    Query("q10", "All bids as a log, by day and minute", log),
     Query("q11", "How many bids has a user made in each session?", user_sessions),
+    Query("q13", "Bids with what a table knows of their auctions", side_input),
     Query("q14", "Bids of certain prices, and when they were made", calculation),
-    Query("q17", "Statistics of every auction and day", statistics, mode="update"),
+    Query("q17", "Statistics of every auction and day", statistics, mode="update", keys=2),
+    Query("q18", "The last bid of every bidder on every auction", last_bids, mode="update", keys=2),
     Query("q20", "Bids with their auctions", bids_with_auctions),
     Query("q21", "Bids by channel", channels),
     Query("q22", "The directories of a bid's address", directories),
