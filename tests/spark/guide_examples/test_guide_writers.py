@@ -1,6 +1,7 @@
 """What the programming guide shows behind the query: sinks, triggers, tables and the running query."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tidegate as tg
 from tests.spark.guide_examples.data import make_input
 from tests.spark.guide_examples.user_code import RowWriter, row_appender
 from tests.spark.same_answers.engines import Input
+from tidegate.connectors.memory import read_memory_table
 from tidegate.model.errors import OptionError, UnsupportedPlan
 
 pytestmark = pytest.mark.spark
@@ -93,7 +95,7 @@ def test_a_running_query_can_be_looked_at(given: Input, capsys: pytest.CaptureFi
     assert tg.queries(given.spark) == [query]
     query.explain()
     shown = capsys.readouterr().out
-    assert "== Tidegate runs ==" in shown and "|pump" in shown
+    assert "== Tidegate runs ==" in shown and "pump|" in shown
     query.stop()
     assert query.awaitTermination(5) and not tg.queries(given.spark)
 
@@ -105,8 +107,11 @@ def test_sources_for_testing_run(source: str, spark: SparkSession) -> None:
     df = spark.readStream.format(source).options(**options).load().selectExpr("value % 5 AS rest")
     writer = tg.writeStream(df).format("memory").queryName(name).option("checkpoint.interval", "200ms")
     query = writer.option("parallelism", 1).start()
-    while not spark.catalog.tableExists(name) or spark.table(name).count() < 20:
-        query.processAllAvailable()
+    deadline_s = time.monotonic() + PATIENCE_S
+    # There is always more, so that all of it is never processed.
+    while read_memory_table(name).num_rows < 20:
+        assert query.isActive and time.monotonic() < deadline_s
+        time.sleep(0.1)
     query.stop()
     assert {row.rest for row in spark.table(name).collect()} == {0, 1, 2, 3, 4}
 
