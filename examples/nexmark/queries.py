@@ -124,7 +124,10 @@ def last_bids(tables: Tables) -> DataFrame:
 def bids_with_auctions(tables: Tables) -> DataFrame:
     bids = tables("bids").withWatermark("date_time", _LATE).alias("b")
     auctions = tables("auctions").where("category = 10").withWatermark("date_time", _LATE).alias("a")
-    meets = F.expr("b.auction = a.id AND b.date_time >= a.date_time AND b.date_time <= a.expires")
+    # No auction lasts longer than 40 seconds: without this Spark would let one go before it has expired, because it
+    # takes the bound on `expires` for one on the watermark's column.
+    lasts = "b.date_time <= a.expires AND b.date_time <= a.date_time + INTERVAL 40 SECONDS"
+    meets = F.expr(f"b.auction = a.id AND b.date_time >= a.date_time AND {lasts}")
     return bids.join(auctions, meets).select("b.auction", "b.bidder", "b.price", "a.item_name", "a.category")
 
 

@@ -190,11 +190,13 @@ def _until_idle(spark: SparkSession) -> Callable[[Any, str], None]:
         words = {word for _, line in _TIMED for word in line.split(" ")}
         deadline_s = time.monotonic() + PATIENCE_S
         try:
-            while {row.sessionId for row in spark.table(name).collect()} != words:
+            ended: set[str] = set()
+            while ended != words:
                 assert time.monotonic() < deadline_s, "sessions did not end"
                 time.sleep(0.3)
                 if isinstance(query, tg.StreamingQuery):  # Spark's shows its table all the time, and never has done all
                     query.processAllAvailable()
+                ended = {row.sessionId for row in spark.table(name).collect()}
         finally:
             query.stop()
 

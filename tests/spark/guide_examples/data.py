@@ -31,7 +31,7 @@ def make_input(spark: SparkSession, folder: Path) -> Input:
         "time": _times(60, every_s=3),
     }
     words = {
-        "timestamp": _times(90, every_s=20),
+        "timestamp": _times(90, every_s=120),
         "word": [random.choice(["cat", "dog", "owl", "bee"]) for _ in range(90)],
     }
     events = {
@@ -41,12 +41,11 @@ def make_input(spark: SparkSession, folder: Path) -> Input:
     }
     impressions = {"impressionAdId": list(range(40)), "impressionTime": _times(40, every_s=300)}
     # Every other impression is clicked, some of them too late.
-    clicked = [at for at in range(40) if at % 2]
-    delays = [datetime.timedelta(minutes=10 if at % 3 else 75) for at in clicked]
-    clicks = {
-        "clickAdId": clicked,
-        "clickTime": [at + delay for at, delay in zip(_times(40, every_s=300)[1::2], delays, strict=True)],
-    }
+    clicked = [ad for ad in range(40) if ad % 2]
+    at = dict(enumerate(_times(40, every_s=300)))
+    delays = {ad: datetime.timedelta(minutes=10 if ad % 3 else 75) for ad in clicked}
+    clicked.sort(key=lambda ad: at[ad] + delays[ad])
+    clicks = {"clickAdId": clicked, "clickTime": [at[ad] + delays[ad] for ad in clicked]}
     write_files(folder / "devices", _table(devices), files=FILES)
     write_files(folder / "types", _table({"deviceType": ["door", "lamp"], "room": ["hall", "attic"]}), files=1)
     write_files(folder / "words", _table(words), files=FILES)
