@@ -206,8 +206,9 @@ def _until_idle(spark: SparkSession) -> Callable[[Any, str], None]:
 def _write_input(folder: Path, *, is_timed: bool) -> None:
     folder.mkdir()
     if is_timed:
+        # In one file, so in order: the session example keeps the start of the rows that it is called with first.
         lines = [json.dumps({"value": line, "timestamp": at}) for at, line in _TIMED]
-    else:
-        lines = _LINES
-    for number, line in enumerate(lines):
+        (folder / "lines.json").write_text("\n".join(lines))
+        return
+    for number, line in enumerate(_LINES):
         (folder / f"{number}.txt").write_text(f"{line}\n")
