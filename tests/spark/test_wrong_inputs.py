@@ -213,6 +213,8 @@ def test_an_output_mode_that_does_not_fit_is_refused_with_the_one_that_does(plac
     assert "'update'" in refusal(place, UnsupportedPlan, place.writer(counts).start)
     assert "'update'" in refusal(place, OptionError, place.writer(counts).outputMode("complete").start)
     assert "'now and then'" in refusal(place, OptionError, place.writer().outputMode("now and then").start)
+    ordered = place.writer(counts.orderBy("count")).outputMode("complete").foreachBatch(lambda rows, batch_id: None)
+    assert "sort what foreachBatch is given" in refusal(place, UnsupportedPlan, ordered.start)
     assert "append, update or complete" in refusal(place, OptionError, lambda: place.writer().outputMode(None).start())  # type: ignore[arg-type]
 
 

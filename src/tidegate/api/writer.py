@@ -23,7 +23,7 @@ from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
 from tidegate.connectors.staged_source import IngestMode
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.job import JobSpec
-from tidegate.model.errors import OptionError, TidegateError
+from tidegate.model.errors import OptionError, TidegateError, UnsupportedPlan
 from tidegate.network.address import Listener
 from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, OutputMode, Sink
@@ -35,9 +35,9 @@ from tidegate.spark.events import QueryIdentity, SparkEvents
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
 from tidegate.spark.microbatch import WriterCalls, start_micro_batches
 from tidegate.spark.session import (
-    await_executors,
     SessionFacts,
     SlotClaim,
+    await_executors,
     check_session,
     claim_slots,
     release_slots,
@@ -51,6 +51,8 @@ _PASSING_SINKS = ("memory", "console", "noop", FOREACH, FOREACH_BATCH)
 _FILE_SINKS = ("csv", "json", "parquet")
 # Sinks that can show all groups anew each time.
 _REPLACING_SINKS = ("memory", "console", "noop", "foreachBatch", "foreach")
+# The last is shown nowhere.
+_ORDERING_SINKS = ("memory", "console", "noop")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -284,6 +286,11 @@ class DataStreamWriter:
                 f"use {', '.join(_REPLACING_SINKS)}, or outputMode('update')."
             )
         if read.order is not None:
+            if chosen.sink.format not in _ORDERING_SINKS:
+                raise UnsupportedPlan(
+                    f"The {chosen.sink.format} sink does not keep the order of orderBy and limit: "
+                    f"use {', '.join(_ORDERING_SINKS)}, or sort what foreachBatch is given."
+                )
             chosen = dataclasses.replace(chosen, sink=dataclasses.replace(chosen.sink, order=read.order))
         return read, chosen
 
