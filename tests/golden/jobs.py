@@ -29,10 +29,10 @@ from tests.golden.cases import Job, Mode, Operator, Sink, Source
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS = 1800
-FILES = 18
+FILES = 36
 KEYS = 17
 # By sources that take a few at a time; Spark gives the rows of those in any order, the watermark has to wait for them.
-FILES_AT_ONCE = {"orders": 4, "clicks": 1}
+FILES_AT_ONCE = {"orders": 8, "clicks": 2}
 SLOTS = 2
 SCHEMA = "id long, k long, g long, at_ms long, day_ms long"
 _BEGIN_MS = 1_772_000_000_000
@@ -54,7 +54,8 @@ _OPTIONS = {
     "parallelism": SLOTS,
 }
 _MODES = {
-    Mode.ALIGNED: {"checkpoint.unaligned": "false"},
+    # Narrower still: an aligned barrier waits for every row in front of it, and many checkpoints are to pass.
+    Mode.ALIGNED: {"checkpoint.unaligned": "false", "network.window": "1kb"},
     Mode.UNALIGNED: {"checkpoint.unaligned": "true"},
     # Soon, so that some switch and some do not.
     Mode.AUTO: {"checkpoint.unaligned": "auto", "checkpoint.alignedTimeout": "20ms"},
@@ -258,7 +259,7 @@ def pace(struck: str | None) -> Callable[[int, int], int]:
         elif os.path.exists(struck):
             time.sleep(0.0003)
         else:
-            time.sleep(0.001 if id < ROWS * 0.7 else 0.02)
+            time.sleep(0.002 if id < ROWS * 0.5 else 0.008)
         return k
 
     return paced
