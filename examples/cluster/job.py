@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
             "number",
             "concat('user-', number % 10) AS user",
             "number % 50 * 25 AS cents",
-            "timestamp_millis(number * 10) AS at",
+            "timestamp_millis(1700000000000 + number * 10) AS at",
         )  # fmt: skip
         made_up.write.parquet(str(folder / "orders"))
     orders = spark.readStream.schema(ORDERS).parquet(str(folder / "orders"))

@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         "number",
         "concat('user-', number % 10) AS user",
         "number * 7 AS cents",
-        "timestamp_millis(number) AS at",
+        "timestamp_millis(1700000000000 + number) AS at",
     ]
     rows.selectExpr(*columns).write.parquet(str(folder / "orders"))
     orders = each_order_once(spark.readStream.schema(ORDERS).parquet(str(folder / "orders")))
