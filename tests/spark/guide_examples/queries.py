@@ -141,6 +141,7 @@ EXAMPLES = [
     Pipeline("windowed counts with a watermark", windowed_counts_with_watermark, against=_STREAMING),
     Pipeline("windowed counts, updated", windowed_counts_with_watermark, mode="update", keys=2),
     Pipeline("session windows", sessions, against=_STREAMING),
+    Pipeline("session windows with a gap of their own", sessions_with_a_gap_of_their_own, against=_STREAMING),
     Pipeline("a window of a window", window_of_window, against=_STREAMING),
     Pipeline("a window of window_time", window_by_window_time, against=_STREAMING),
     Pipeline("stream-static inner join", static_inner_join),

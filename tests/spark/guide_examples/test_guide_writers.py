@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 import tidegate as tg
 from tests.spark.guide_examples.data import make_input
-from tests.spark.guide_examples.queries import sessions_with_a_gap_of_their_own
 from tests.spark.guide_examples.user_code import RowWriter, row_appender
 from tests.spark.same_answers.engines import Input
 from tidegate.connectors.memory import read_memory_table
@@ -123,14 +122,12 @@ def test_triggers_of_batches_are_refused(trigger: dict[str, Any], given: Input) 
         tg.writeStream(given.stream("words")).trigger(**trigger)
 
 
-def test_observe_gaps_by_case_and_cleaning_of_sources_are_refused(given: Input) -> None:
+def test_observe_and_cleaning_of_sources_are_refused(given: Input) -> None:
     from pyspark.sql.functions import count, lit
 
     observed = given.stream("words").observe("metric", count(lit(1)).alias("rows"))
     with pytest.raises(UnsupportedPlan, match="CollectMetrics: remove observe"):
         tg.writeStream(observed).format("noop").start()
-    with pytest.raises(UnsupportedPlan, match="interval"):
-        tg.writeStream(sessions_with_a_gap_of_their_own(given.stream)).format("noop").start()
     folder = str(given.folder / "words")
     cleaned = given.spark.readStream.schema(given.schemas["words"]).option("cleanSource", "delete").parquet(folder)
     with pytest.raises(OptionError, match="cleanSource"):
