@@ -309,11 +309,6 @@ def test_an_initial_state_beyond_the_limit_is_refused(
         read_plan(started)
 
 
-def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(OptionError, match="readStream"):
-        read_plan(spark.range(3))
-
-
 def test_a_connect_dataframe_is_refused() -> None:
     class ConnectDataFrame(DataFrame):
         def __new__(cls) -> "ConnectDataFrame":

@@ -157,8 +157,7 @@ def test_a_trigger_that_does_not_exist_here_is_refused(place: Place, arguments: 
 # -- the DataFrame and its plan
 
 
-def test_what_is_no_streaming_dataframe_is_refused(place: Place) -> None:
-    assert "spark.readStream" in refusal(place, OptionError, place.writer(place.spark.range(3).toDF("k")).start)
+def test_what_is_no_dataframe_is_refused(place: Place) -> None:
     for nothing in ("a text", None, 7):
         sentence = refusal(place, OptionError, lambda it=nothing: tg.writeStream(it).format("noop").start())
         assert "streaming DataFrame" in sentence and type(nothing).__name__ in sentence
@@ -213,7 +212,7 @@ def test_an_output_mode_that_does_not_fit_is_refused_with_the_one_that_does(plac
     assert "'update'" in refusal(place, UnsupportedPlan, place.writer(counts).start)
     assert "'update'" in refusal(place, OptionError, place.writer(counts).outputMode("complete").start)
     assert "'now and then'" in refusal(place, OptionError, place.writer().outputMode("now and then").start)
-    ordered = place.writer(counts.orderBy("count")).outputMode("complete").foreachBatch(lambda rows, batch_id: None)
+    ordered = tg.writeStream(counts.orderBy("count")).outputMode("complete").foreachBatch(lambda rows, batch_id: None)
     assert "sort what foreachBatch is given" in refusal(place, UnsupportedPlan, ordered.start)
     assert "append, update or complete" in refusal(place, OptionError, lambda: place.writer().outputMode(None).start())  # type: ignore[arg-type]
 

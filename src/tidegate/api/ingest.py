@@ -14,8 +14,9 @@ from tidegate.connectors.staged_source import STAGED, IngestMode, StagingFolder,
 from tidegate.model.errors import OptionError
 from tidegate.plan.nodes import Node, RowOrder
 from tidegate.plan.physical import JobPlan, Vertex
+from tidegate.spark.bounded_feed import BoundedFeed
 from tidegate.spark.catalyst import read_ordered_plan
-from tidegate.spark.ingest import SparkFeed
+from tidegate.spark.ingest import QueryFeed
 from tidegate.spark.ingest_plan import IngestedPart, ingesting
 from tidegate.storage import layout
 from tidegate.storage.store import local_path
@@ -57,13 +58,16 @@ class Feeds:
         available_now: bool,
         most_staged_bytes: int,
     ) -> None:
-        self._feeds: list[tuple[Path, SparkFeed]] = []
+        self._feeds: list[tuple[Path, QueryFeed | BoundedFeed]] = []
         for part in parts:
-            folder = _folder(location, part.name)
-            feed = SparkFeed(
+            folder, name = _folder(location, part.name), f"{query}-{part.name}"
+            if part.is_bounded:
+                self._feeds.append((folder, BoundedFeed(part.frame(_own(spark)), StagingFolder(folder), name=name)))
+                continue
+            feed = QueryFeed(
                 part.frame(spark),
                 StagingFolder(folder),
-                name=f"{query}-{part.name}",
+                name=name,
                 available_now=available_now,
                 most_staged_bytes=most_staged_bytes,
             )
@@ -89,11 +93,16 @@ class Feeds:
             feed_no_more(folder)
 
 
+def _own(spark: SparkSession) -> SparkSession:
+    """A session with the settings of this one, for a writer's own settings on top of them."""
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
 def _settled(vertex: Vertex, location: str) -> Vertex:
     if vertex.source is None or vertex.source.format != STAGED:
         return vertex
-    path = str(_folder(location, vertex.source.options["path"]))
-    return dataclasses.replace(vertex, source=dataclasses.replace(vertex.source, options={"path": path}))
+    options = {**vertex.source.options, "path": str(_folder(location, vertex.source.options["path"]))}
+    return dataclasses.replace(vertex, source=dataclasses.replace(vertex.source, options=options))
 
 
 def _folder(location: str, name: str) -> Path:

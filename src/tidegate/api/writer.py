@@ -29,6 +29,7 @@ from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.plan.scan_settings import with_scan_settings
+from tidegate.spark.bounded import check_bounded_output
 from tidegate.spark.catalyst import check_output_mode, require_classic
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
 from tidegate.spark.events import QueryIdentity, SparkEvents
@@ -269,6 +270,8 @@ class DataStreamWriter:
     def _read(self, ingest: IngestMode) -> tuple[IngestingPlan, ChosenSink]:
         read = read_ingesting(self._df, ingest)
         check_output_mode(self._df, self._output_mode)
+        if not self._df.isStreaming:
+            check_bounded_output(read.root, OutputMode(self._output_mode), read.order)
         _, sink_options = split_options(self._options)
         if self._format is None:
             raise OptionError("The sink is not named: add .format('parquet'), .format('memory') or another.")
@@ -335,7 +338,7 @@ class DataStreamWriter:
             switch_after_ms=options.switch_after_ms,
             keep=options.keep,
             restart=options.restart,
-            available_now=self._available_now,
+            available_now=self._available_now or not self._df.isStreaming,
             restore_from=restore_from,
             rollback=options.rollback,
             driver_host=driver_host,
@@ -357,7 +360,7 @@ class DataStreamWriter:
             ingested.parts,
             location=location,
             query=name,
-            available_now=self._available_now,
+            available_now=self._available_now or not self._df.isStreaming,
             most_staged_bytes=options.most_staged_bytes,
         )
         feeds.attach()

@@ -17,6 +17,7 @@ import pyarrow as pa
 from tidegate.connectors.contract import (
     Assignment,
     CommittedPositions,
+    EndOfData,
     EndOfSource,
     NothingNow,
     Polled,
@@ -108,9 +109,12 @@ class ReaderPosition(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RangeSource:
+    """`is_bounded`: what a run reads is all there will ever be."""
+
     name: str
     schema: pa.Schema
     opener: bytes
+    is_bounded: bool = False
 
     def enumerator(self, *, parallelism: int, available_now: bool) -> "RangeEnumerator":
         return RangeEnumerator(self, parallelism=parallelism, available_now=available_now)
@@ -303,7 +307,9 @@ class RangeReader:
                         return NothingNow(0.0, is_behind=True)  # event time moves here
                 case _:
                     assert_never(taken)
-        return EndOfSource() if self._is_told_all else NothingNow(_NO_SPLITS_RETRY_MS)
+        if not self._is_told_all:
+            return NothingNow(_NO_SPLITS_RETRY_MS)
+        return EndOfData() if self._source.is_bounded else EndOfSource()
 
     def is_amid_batch(self) -> bool:
         return bool(self._waiting) and self._waiting[0][0] in self._begun

@@ -266,9 +266,10 @@ def column_name(position: int) -> str:
 
 
 def from_scan(scan: Scan) -> RangeSource:
-    options = Options(scan.options, owner="staged source", known=("path",))
+    options = Options(scan.options, owner="staged source", known=("path", "bounded"))
     path = Path(options.text("path", default="."))
-    return RangeSource(STAGED, scan.schema, pickle.dumps(OpenStaging(path, scan.schema)))
+    is_bounded = options.text("bounded", default="false") == "true"
+    return RangeSource(STAGED, scan.schema, pickle.dumps(OpenStaging(path, scan.schema)), is_bounded)
 
 
 def _sync_file(path: Path) -> None:

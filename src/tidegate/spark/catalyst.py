@@ -26,6 +26,7 @@ from tidegate.plan.nodes import (
     Spread,
     Union,
 )
+from tidegate.spark.bounded import check_bounded
 from tidegate.spark.catalyst_aggregates import read_aggregate
 from tidegate.spark.catalyst_distinct import has_distinct, optimised_with_distinct, without_distinct
 from tidegate.spark.catalyst_expressions import Scope, read_expression
@@ -77,7 +78,7 @@ class Read:
 
 
 def read_plan(df: DataFrame) -> Node:
-    """The plan Tidegate runs for a streaming DataFrame; raises `UnsupportedPlan` for what it does not run."""
+    """The plan Tidegate runs for a DataFrame; raises `UnsupportedPlan` for what it does not run."""
     tree = _optimized(df)
     with session_of_plan(df.sparkSession):
         return _read(tree).node
@@ -93,11 +94,9 @@ def read_ordered_plan(df: DataFrame) -> tuple[Node, RowOrder | None]:
 
 def _optimized(df: DataFrame) -> PlanTree:
     require_classic(df)
-    if not df.isStreaming:
-        raise OptionError(
-            "The DataFrame is not a streaming one: read its source with spark.readStream, or use df.write for a batch."
-        )
     analyzed = df._jdf.queryExecution().analyzed()
+    if not df.isStreaming:
+        check_bounded(analyzed)
     current_time = _CURRENT_TIME.search(analyzed.toJSON())
     if current_time is not None:
         raise UnsupportedPlan(
@@ -117,6 +116,8 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
         raise OptionError(f"Output mode {output_mode!r} does not exist: use append, update or complete.")
     from pyspark.errors import AnalysisException
 
+    if not df.isStreaming:
+        return  # what Spark asks of streams does not concern it; `check_bounded_output` does
     jvm: Any = df.sparkSession._jvm
     spark_mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker

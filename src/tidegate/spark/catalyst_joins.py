@@ -99,8 +99,13 @@ def read_join(tree: PlanTree, read: Callable[[PlanTree], ReadNode]) -> tuple[Nod
             return _stream_join(jvm, kind, read(tree.children[0]), read(tree.children[1]))
         case (True, False):
             return _static_join(jvm, kind, read(tree.children[0]), StreamSide.LEFT, jvm.right())
-        case _:
+        case (False, True):
             return _static_join(jvm, kind, read(tree.children[1]), StreamSide.RIGHT, jvm.left())
+        case _:
+            raise UnsupportedPlan(
+                "Tidegate does not run a join over an aggregation of a DataFrame without a stream: "
+                "aggregate behind the join, or use df.write for a batch."
+            )
 
 
 @dataclass(frozen=True, slots=True)

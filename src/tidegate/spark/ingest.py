@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tidegate.connectors.staged_source import StagingFolder, column_name
+from tidegate.connectors.staged_source import StagedBatch, StagingFolder, column_name
 from tidegate.model.errors import JobFailure
 
 log = logging.getLogger("tidegate")
@@ -28,12 +28,25 @@ _WRITE_SETTINGS = {
 }
 
 
+def write_batch(batch: DataFrame, folder: StagingFolder, batch_id: int) -> StagedBatch:
+    """The frame's session must be one that nobody else uses."""
+    for setting, value in _WRITE_SETTINGS.items():
+        batch.sparkSession.conf.set(setting, value)
+    data = folder.new_data_folder(batch_id)
+    names = [column_name(at) for at in range(len(batch.columns))]
+    batch.toDF(*names).write.parquet(data.as_uri())
+    staged = folder.publish(batch_id, data)
+    if not staged.parts:
+        shutil.rmtree(data, ignore_errors=True)
+    return staged
+
+
 class Unstaged(Exception):
     """Raised into Spark's query, so that the batch in work does not count as done."""
 
 
-class SparkFeed:
-    """Implements `connectors.staged_source.Feed`."""
+class QueryFeed:
+    """A stream, staged by a Structured Streaming query. Implements `connectors.staged_source.Feed`."""
 
     def __init__(
         self, frame: DataFrame, folder: StagingFolder, *, name: str, available_now: bool, most_staged_bytes: int
@@ -135,14 +148,7 @@ class SparkFeed:
         if self._folder.has(batch_id):
             return
         self._wait_for_room()
-        for setting, value in _WRITE_SETTINGS.items():
-            batch.sparkSession.conf.set(setting, value)  # a session of this query's own
-        data = self._folder.new_data_folder(batch_id)
-        names = [column_name(at) for at in range(len(batch.columns))]
-        batch.toDF(*names).write.parquet(data.as_uri())
-        staged = self._folder.publish(batch_id, data)
-        if not staged.parts:
-            shutil.rmtree(data, ignore_errors=True)
+        staged = write_batch(batch, self._folder, batch_id)
         with self._changed:
             if batch_id > self._covered:  # else it was read and committed already
                 self._staged_bytes[batch_id] = staged.size_bytes

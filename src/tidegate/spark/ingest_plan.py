@@ -1,7 +1,8 @@
 """Which part of a plan Spark ingests: a source without a connector, or a stateless prefix without kernels.
 
 Decides while the plan is read, node by node, so that the part is the smallest that lets the rest run here; with
-`ingest=spark` it is the largest. Everything stateful, and what event time hangs on, stays outside of it.
+`ingest=spark` it is the largest. Everything stateful, and what event time hangs on, stays outside of it. Of a bounded
+DataFrame Spark scans the largest part: its files and tables are Spark's to read.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.connectors.staged_source import STAGED, IngestMode
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.nodes import Scan
+from tidegate.spark.bounded import is_without_state
 from tidegate.spark.catalyst_trees import PlanTree
 from tidegate.spark.types import to_arrow_schema
 
@@ -38,6 +40,7 @@ class IngestedPart:
     name: str
     plan: Any
     reason: str
+    is_bounded: bool = False
 
     def describe(self) -> str:
         return f"{self.name}: {self.reason}\n{str(self.plan.toString()).rstrip()}"
@@ -50,6 +53,7 @@ class IngestedPart:
 class _Reading:
     spark: SparkSession
     mode: IngestMode
+    is_bounded: bool
     parts: list[IngestedPart] = field(default_factory=list)
 
 
@@ -59,7 +63,7 @@ _reading: ContextVar[_Reading | None] = ContextVar("tidegate_ingest", default=No
 @contextmanager
 def ingesting(df: DataFrame, mode: IngestMode) -> Iterator[list[IngestedPart]]:
     """While a plan is read: what Spark has to ingest of it is added to the list."""
-    reading = _Reading(df.sparkSession, mode)
+    reading = _Reading(df.sparkSession, mode, is_bounded=not df.isStreaming)
     token = _reading.set(reading)
     try:
         yield reading.parts
@@ -71,6 +75,10 @@ def read_or_ingest(
     tree: PlanTree, read: Callable[[PlanTree], R], made: Callable[[Scan, list[tuple[int, str]]], R]
 ) -> R:
     reading = _reading.get()
+    if reading is not None and reading.is_bounded:
+        if reading.mode is IngestMode.NATIVE:
+            raise UnsupportedPlan("A DataFrame without a stream is scanned by Spark: leave out ingest=native.")
+        return made(*_ingest(reading, tree, "a bounded DataFrame")) if is_without_state(tree) else read(tree)
     if reading is None or reading.mode is IngestMode.NATIVE:
         return read(tree)
     if reading.mode is IngestMode.SPARK and _is_ingestible(tree):
@@ -91,9 +99,10 @@ def read_or_ingest(
 def _ingest(reading: _Reading, tree: PlanTree, reason: str) -> tuple[Scan, list[tuple[int, str]]]:
     frame = _frame(reading.spark, tree.jvm)
     schema = to_arrow_schema(frame.schema.jsonValue())
-    part = IngestedPart(f"source-{len(reading.parts)}", tree.jvm, reason)
+    part = IngestedPart(f"source-{len(reading.parts)}", tree.jvm, reason, reading.is_bounded)
     reading.parts.append(part)
-    return Scan(STAGED, {"path": part.name}, schema), _expression_ids(tree.jvm)
+    options = {"path": part.name, "bounded": str(part.is_bounded).lower()}
+    return Scan(STAGED, options, schema), _expression_ids(tree.jvm)
 
 
 def _is_ingestible(tree: PlanTree) -> bool:
