@@ -143,16 +143,19 @@ def stop_midway(spark: SparkSession, source: Path, folder: Path) -> set[int]:
 
 
 def fail_midway(spark: SparkSession, source: Path, folder: Path) -> set[int]:
+    seen = str(folder / "seen")  # its slots, so that they are not gone before anybody has looked
+
     def bad(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(batches):
-            if number == 2:
+        for batch in batches:
+            if os.path.exists(seen):
                 raise ValueError("enough")
             yield batch
 
     df = spark.readStream.schema(job.INPUT).parquet(str(source)).mapInArrow(bad, job.INPUT)
-    query = writer(job.pipeline(df, row_cost_s=0.0005), folder).start()
+    query = writer(job.pipeline(df, row_cost_s=0.003), folder).start()
     assert until(lambda: len(pids_of(query)) == 3)
     pids = pids_of(query)
+    Path(seen).touch()
     with pytest.raises(UserCodeFailure):
         query.awaitTermination(PATIENCE_S)
     return pids
