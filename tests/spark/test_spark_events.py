@@ -1,6 +1,7 @@
 """Spark's own listeners, and with them Spark's page, hear of a query as they hear of Structured Streaming's."""
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -166,6 +167,7 @@ class WithoutEvents:
 def test_a_spark_without_such_events_is_named_once_and_harms_nothing(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, logger="tidegate")  # which simulations before this test may have silenced
     events = SparkEvents(WithoutEvents(spark), Over(), identity("orders"))  # type: ignore[arg-type]
     events.start()
     events.await_last()
