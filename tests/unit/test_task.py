@@ -11,7 +11,7 @@ from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Pol
 from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, TaskId, VertexId
 from tidegate.network.messages import BarrierSent, ChannelFinished, CutSent, PeerMessage
-from tidegate.operators.contract import Emit, Operator, TaskContext, WithoutTimers
+from tidegate.operators.contract import Emit, Operator, Stateless, TaskContext, WithoutTimers
 from tidegate.plan.physical import ForwardPartitioning
 from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
 from tidegate.protocol.barriers import Cut
@@ -318,6 +318,25 @@ def test_event_time_waits_for_the_end_of_a_batch() -> None:
     made.source.amid_after = frozenset({1, 2})
     assert made.run(2) == []
     assert made.run() == [[1, 2, 3], Watermark(300), EndOfInput()]
+
+
+class OnlyTheFirst(Stateless):
+    """Passes one slice and drops all others, as a filter may for hours."""
+
+    def __init__(self) -> None:
+        self._has_passed = False
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        if not self._has_passed:
+            self._has_passed = True
+            emit(rows)
+
+
+def test_a_filter_that_drops_everything_for_long_does_not_stop_the_task() -> None:
+    """What a row makes of output is guessed ever smaller, down to what no window can be divided by."""
+    made = Made(answers=[Rows(rows(1))], operators=[OnlyTheFirst()])
+    made.run(1200)
+    assert made.task.counters.rows_in > 1100
 
 
 # -- the end

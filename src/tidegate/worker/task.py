@@ -307,7 +307,8 @@ class Task:
         """As many rows as take about the target time, but not more than fill the output's windows once."""
         if self.output is None or not self._output_bytes_per_row:
             return self._sizer.rows
-        return max(1, min(self._sizer.rows, int(self.output.window_bytes() / self._output_bytes_per_row)))
+        # Rows that a filter drops make the divisor ever smaller, until the quotient is infinite, which is no integer.
+        return max(1, int(min(self._sizer.rows, self.output.window_bytes() / self._output_bytes_per_row)))
 
     def _process(self, feed: Emit, rows: pa.RecordBatch, started_ms: float) -> None:
         self.counters.rows_in += rows.num_rows
