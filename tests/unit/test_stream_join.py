@@ -353,7 +353,7 @@ class Model:
         self.kind = kind
         self.sides: tuple[list[Any], list[Any]] = ([], [])  # [row, had a partner]
         self.aheads = (left_ahead_s, right_ahead_s)
-        self.watermark = -1
+        self.watermark = 0  # as Spark's, event time begins with 1970
 
     def add(self, own: int, rows: list[Any]) -> list[Pair]:
         out: list[Pair] = []
