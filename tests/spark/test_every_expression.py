@@ -27,10 +27,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from tests.spark.expression_families import FIXED_WHEN_PLANNED, FLAT, NESTED, WINDOWS
+from tests.spark.kernel_answers import run
 from tidegate.model.errors import UnsupportedPlan, UserCodeFailure
 from tidegate.plan import kernels
 from tidegate.plan.expressions import Expression
-from tidegate.plan.nodes import Expand, Filter, Node, Project, Scan
+from tidegate.plan.nodes import Node
 from tidegate.spark import catalyst
 from tidegate.spark.catalyst import read_plan
 from tidegate.spark.catalyst_expressions import read_expression
@@ -298,20 +299,6 @@ def error_of(spark: SparkSession, query: str) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def run(node: Node, rows: pa.RecordBatch) -> pa.RecordBatch:
-    match node:
-        case Scan():
-            return rows
-        case Project():
-            return kernels.compile_projection(node.columns, node.schema)(run(node.child, rows))
-        case Filter():
-            return kernels.compile_filter(node.condition)(run(node.child, rows))
-        case Expand():
-            made = kernels.compile_expand(node.projections, node.schema)(run(node.child, rows))
-            return pa.Table.from_batches(made, node.schema).combine_chunks().to_batches(max_chunksize=None)[0]
-    raise AssertionError(f"no stateless plan: {node}")
 
 
 def raises(bound: Bound, rows: pa.RecordBatch) -> bool:

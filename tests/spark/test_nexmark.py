@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,6 @@ def _load_queries() -> Any:
 
 
 QUERIES = _load_queries().QUERIES
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)

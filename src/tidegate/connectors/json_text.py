@@ -10,9 +10,7 @@ import pyarrow.compute as pc
 
 from tidegate.connectors.row_text import timestamp_text
 from tidegate.model.errors import OptionError
-
-_MUST_ESCAPE = '["\\\\\\x00-\\x1f]'
-_SHORT_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+from tidegate.plan.kernels.json_escapes import json_escaped
 
 
 def json_lines(rows: pa.RecordBatch) -> bytes:
@@ -37,14 +35,14 @@ def check_json(schema: pa.Schema) -> None:
 def _field(column: pa.Array, name: str) -> pa.Array:
     spell = _spelling(column.type)
     assert spell is not None, "other types are refused before the start"
-    prefix = f',"{_escaped(pa.array([name], pa.string()))[0].as_py()}":'
+    prefix = f',"{json_escaped(pa.array([name], pa.string()))[0].as_py()}":'
     return pc.binary_join_element_wise(prefix, spell(column), "")
 
 
 def _spelling(type_: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
     is_type = pa.types
     if is_type.is_string(type_):
-        return lambda column: _quoted(_escaped(column))
+        return lambda column: _quoted(json_escaped(column))
     if is_type.is_floating(type_):
         return _float
     if is_type.is_signed_integer(type_) or is_type.is_boolean(type_) or is_type.is_decimal(type_):
@@ -68,14 +66,3 @@ def _float(column: pa.Array) -> pa.Array:
 
 def _quoted(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise('"', column, '"', "")
-
-
-def _escaped(column: pa.Array) -> pa.Array:
-    if not pc.any(pc.match_substring_regex(column, _MUST_ESCAPE), min_count=0).as_py():
-        return column
-    column = pc.replace_substring(column, "\\", "\\\\")
-    column = pc.replace_substring(column, '"', '\\"')
-    for letter in map(chr, range(32)):
-        if pc.any(pc.match_substring(column, letter), min_count=0).as_py():
-            column = pc.replace_substring(column, letter, _SHORT_ESCAPES.get(letter, f"\\u{ord(letter):04X}"))
-    return column

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import tidegate as tg
-from tests.spark.guide_examples.data import make_input
 from tests.spark.guide_examples.user_code import RowWriter, row_appender
 from tests.spark.same_answers.engines import Input
 from tidegate.connectors.memory import read_memory_table
@@ -19,18 +17,6 @@ from tidegate.model.errors import OptionError, UnsupportedPlan
 pytestmark = pytest.mark.spark
 
 PATIENCE_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def given(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Input:
-    return make_input(spark, tmp_path_factory.mktemp("guide"))
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives_its_test() -> Iterator[None]:
-    yield
-    for query in tg.queries():
-        query.stop()
 
 
 def test_foreach_batch_persists_and_writes_to_two_places(given: Input, tmp_path: Path) -> None:

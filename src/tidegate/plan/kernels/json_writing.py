@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from tidegate.plan.expressions import Call
 from tidegate.plan.kernels.constants import constant, constants
 from tidegate.plan.kernels.instants import local_parts
+from tidegate.plan.kernels.json_escapes import json_escaped
 from tidegate.plan.kernels.lists import list_array, lists_of
 from tidegate.plan.kernels.text import per_distinct, require_utf8
 from tidegate.plan.kernels.text_casts import text_cast
@@ -26,8 +27,6 @@ from tidegate.plan.parsing.java_doubles import Digits, double_text
 TEXT = pa.string()
 # Null where the value is.
 Spell: TypeAlias = Callable[[pa.Array], pa.Array]
-_MUST_ESCAPE = '["\\\\\\x00-\\x1f]'
-_SHORT_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _EMPTY, _COMMA, _NULL, _QUOTE = (constant(text, TEXT) for text in ("", ",", "null", '"'))
 _DATE = (Field("y", 4), "-", Field("M", 2), "-", Field("d", 2))
 _TIME = (*_DATE, "T", Field("H", 2), ":", Field("m", 2), ":", Field("s", 2), ".", Field("S", 3))
@@ -132,18 +131,7 @@ def _number(texts: pa.Array) -> pa.Array:
 
 def _string(values: pa.Array) -> pa.Array:
     require_utf8(values, "to_json")
-    return _joined(_QUOTE, _escaped(values), _QUOTE)
-
-
-def _escaped(values: pa.Array) -> pa.Array:
-    if not pc.any(pc.match_substring_regex(values, _MUST_ESCAPE), min_count=0).as_py():
-        return values
-    values = pc.replace_substring(values, "\\", "\\\\")
-    values = pc.replace_substring(values, '"', '\\"')
-    for letter in map(chr, range(32)):
-        if pc.any(pc.match_substring(values, letter), min_count=0).as_py():
-            values = pc.replace_substring(values, letter, _SHORT_ESCAPES.get(letter, f"\\u{ord(letter):04X}"))
-    return values
+    return _joined(_QUOTE, json_escaped(values), _QUOTE)
 
 
 def _date(values: pa.Array) -> pa.Array:
