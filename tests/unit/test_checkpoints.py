@@ -1,98 +1,40 @@
 """When checkpoints start, complete and fail, as exact lists of actions."""
 
-from collections.abc import Iterable
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.checkpoint_moves import (
+    DECLINED,
+    EXPIRED,
+    NOT_RUNNING,
+    ONE_MORE,
+    SLOTS,
+    SUBSUMED,
+    TOO_MANY_REQUESTS,
+    abort,
+    acknowledge,
+    checkpoints,
+    commit,
+    complete,
+    fail,
+    savepoint,
+    store,
+    trigger,
+    triggered,
+)
 from tidegate.model.ids import CheckpointId, SlotIndex
 from tidegate.protocol.checkpoints import (
     MAX_UNCOMMITTED,
     Abort,
     CheckpointAction,
     Checkpoints,
-    CheckpointSettings,
     Complete,
     FailJob,
     FailureReason,
     Refuse,
     Trigger,
 )
-from tidegate.protocol.requests import (
-    MAX_WAITING_REQUESTS,
-    Afterwards,
-    CheckpointRequest,
-    SavepointAlignment,
-    SavepointRequest,
-)
-
-EXPIRED, DECLINED, SUBSUMED = FailureReason.EXPIRED, FailureReason.DECLINED, FailureReason.SUBSUMED
-NOT_RUNNING, TOO_MANY_REQUESTS = FailureReason.NOT_RUNNING, FailureReason.TOO_MANY_REQUESTS
-SLOTS = (SlotIndex(0), SlotIndex(1))
-ONE_MORE = CheckpointRequest()
-
-
-def checkpoints(
-    *,
-    interval_ms: float = 100.0,
-    timeout_ms: float = 1000.0,
-    min_pause_ms: float = 0.0,
-    max_concurrent: int = 1,
-    tolerable_failures: int = 0,
-    next_id: int = 1,
-) -> Checkpoints:
-    settings = CheckpointSettings(
-        interval_ms=interval_ms,
-        timeout_ms=timeout_ms,
-        min_pause_ms=min_pause_ms,
-        max_concurrent=max_concurrent,
-        tolerable_failures=tolerable_failures,
-    )
-    return Checkpoints(settings, slots=SLOTS, next_id=CheckpointId(next_id), now_ms=0.0)
-
-
-def savepoint(token: int = 1, *, afterwards: Afterwards = Afterwards.GO_ON) -> SavepointRequest:
-    return SavepointRequest(token, f"savepoints/{token}", SavepointAlignment.ALIGNED, afterwards)
-
-
-def stop_with_savepoint(token: int = 1) -> SavepointRequest:
-    return savepoint(token, afterwards=Afterwards.SUSPEND)
-
-
-def trigger(checkpoint: int, asked: SavepointRequest | None = None) -> Trigger:
-    return Trigger(CheckpointId(checkpoint), asked)
-
-
-def complete(checkpoint: int) -> Complete:
-    return Complete(CheckpointId(checkpoint))
-
-
-def abort(checkpoint: int, reason: FailureReason, asked: SavepointRequest | None = None) -> Abort:
-    return Abort(CheckpointId(checkpoint), reason, asked)
-
-
-def acknowledge(machine: Checkpoints, checkpoint: int) -> list[CheckpointAction]:
-    """By every slot; what the last one sets off."""
-    actions = [machine.on_acknowledged(CheckpointId(checkpoint), slot) for slot in SLOTS]
-    assert actions[:-1] == [[]]
-    return actions[-1]
-
-
-def store(machine: Checkpoints, checkpoint: int, now_ms: float) -> list[CheckpointAction]:
-    return machine.on_stored(CheckpointId(checkpoint), now_ms)
-
-
-def commit(machine: Checkpoints, checkpoint: int, now_ms: float) -> list[CheckpointAction]:
-    return machine.on_committed(CheckpointId(checkpoint), now_ms)
-
-
-def fail(machine: Checkpoints, checkpoint: int, reason: FailureReason = DECLINED) -> list[CheckpointAction]:
-    return machine.on_failed(CheckpointId(checkpoint), reason)
-
-
-def triggered(actions: Iterable[CheckpointAction]) -> list[CheckpointId]:
-    return [action.checkpoint for action in actions if isinstance(action, Trigger)]
-
+from tidegate.protocol.requests import MAX_WAITING_REQUESTS
 
 # -- starting
 
@@ -404,227 +346,6 @@ def test_what_waits_when_a_checkpoint_fails_the_job_is_refused_when_the_generati
     assert fail(machine, 2) == [abort(2, DECLINED), FailJob(CheckpointId(2), DECLINED)]
     restarted = FailureReason.JOB_RESTARTED
     assert machine.close(restarted) == [abort(1, restarted, savepoint(1)), Refuse(savepoint(2), NOT_RUNNING)]
-
-
-# -- savepoints
-
-
-def test_a_savepoint_starts_at_once_whatever_interval_and_pause_say() -> None:
-    machine = checkpoints(min_pause_ms=500.0)
-    machine.on_time(100.0)
-    acknowledge(machine, 1)
-    store(machine, 1, 110.0)
-    assert machine.request(savepoint(), 120.0) == [trigger(2, savepoint())]
-
-
-def test_a_savepoint_starts_beside_as_many_checkpoints_as_may_run() -> None:
-    machine = checkpoints(max_concurrent=1)
-    machine.on_time(100.0)
-    assert machine.request(savepoint(), 110.0) == [trigger(2, savepoint())]
-
-
-def test_a_savepoint_takes_no_place_of_a_checkpoint() -> None:
-    machine = checkpoints(max_concurrent=1)
-    machine.request(savepoint(), 10.0)
-    assert machine.on_time(100.0) == [trigger(2)]
-    assert machine.on_time(200.0) == []
-
-
-def test_one_savepoint_is_under_way_at_a_time_and_the_others_follow_as_they_were_asked_for() -> None:
-    machine = checkpoints()
-    machine.request(savepoint(7), 10.0)
-    assert machine.request(savepoint(9), 20.0) == []
-    assert machine.request(savepoint(8), 30.0) == []
-    acknowledge(machine, 1)
-    assert store(machine, 1, 40.0) == [trigger(2, savepoint(9))]
-    assert fail(machine, 2) == [abort(2, DECLINED, savepoint(9))]
-    assert machine.on_time(50.0) == [trigger(3, savepoint(8))]
-
-
-def test_a_savepoint_comes_before_checkpoints_that_were_asked_for_earlier() -> None:
-    machine = checkpoints(max_concurrent=1)
-    machine.request(savepoint(1), 10.0)
-    machine.on_time(100.0)
-    machine.request(ONE_MORE, 110.0)
-    machine.request(savepoint(2), 120.0)
-    fail(machine, 1)
-    acknowledge(machine, 2)
-    assert store(machine, 2, 130.0) == [trigger(3, savepoint(2)), trigger(4)]
-
-
-def test_a_waiting_savepoint_keeps_no_checkpoint_from_starting() -> None:
-    machine = checkpoints()
-    machine.request(savepoint(1), 10.0)
-    machine.request(savepoint(2), 20.0)
-    assert machine.request(ONE_MORE, 30.0) == [trigger(2)]
-
-
-def test_a_failed_savepoint_does_not_count_towards_the_tolerated_failures() -> None:
-    machine = checkpoints(tolerable_failures=0, timeout_ms=50.0)
-    machine.request(savepoint(1), 10.0)
-    assert fail(machine, 1) == [abort(1, DECLINED, savepoint(1))]
-    machine.request(savepoint(2), 20.0)
-    assert machine.on_time(70.0) == [abort(2, EXPIRED, savepoint(2))]
-    assert machine.failures == {DECLINED: 1, EXPIRED: 1}
-    assert machine.on_time(100.0) == [trigger(3)]
-
-
-def test_a_stored_savepoint_subsumes_the_older_checkpoints_that_still_run() -> None:
-    machine = checkpoints()
-    machine.on_time(100.0)
-    machine.request(savepoint(), 110.0)
-    assert acknowledge(machine, 2) == [complete(2)]
-    assert acknowledge(machine, 1) == [abort(1, SUBSUMED)]
-    assert store(machine, 2, 120.0) == []
-
-
-# -- a newer checkpoint does not overtake a savepoint
-
-
-def test_a_newer_checkpoint_is_held_back_until_the_savepoint_is_stored() -> None:
-    machine = checkpoints()
-    machine.request(savepoint(), 10.0)
-    machine.on_time(100.0)
-    assert acknowledge(machine, 2) == []
-    assert acknowledge(machine, 1) == [complete(1)]
-    assert machine.on_time(110.0) == []
-    assert store(machine, 1, 120.0) == [complete(2)]
-    assert store(machine, 2, 130.0) == []
-    assert machine.pending() == ()
-
-
-def test_a_newer_checkpoint_is_held_back_while_the_savepoint_is_being_stored() -> None:
-    machine = checkpoints()
-    machine.request(savepoint(), 10.0)
-    acknowledge(machine, 1)
-    machine.on_time(100.0)
-    assert acknowledge(machine, 2) == []
-    reason = FailureReason.STORE_FAILED
-    assert fail(machine, 1, reason) == [abort(1, reason, savepoint()), complete(2)]
-
-
-def test_held_back_ones_go_on_in_the_order_of_their_ids() -> None:
-    machine = checkpoints(max_concurrent=3, timeout_ms=10_000.0)
-    machine.request(savepoint(), 10.0)
-    for ms in (100.0, 200.0, 300.0):
-        machine.on_time(ms)
-    assert [acknowledge(machine, id) for id in (4, 2)] == [[], []]
-    assert fail(machine, 1) == [abort(1, DECLINED, savepoint()), complete(2), complete(4)]
-    assert acknowledge(machine, 3) == [abort(3, SUBSUMED)]
-
-
-def test_an_older_checkpoint_is_not_held_back_by_a_savepoint_nor_by_what_is_held_back_behind_it() -> None:
-    machine = checkpoints(max_concurrent=2, timeout_ms=10_000.0)
-    machine.on_time(100.0)
-    machine.request(savepoint(), 110.0)
-    machine.on_time(200.0)
-    assert acknowledge(machine, 3) == []
-    assert acknowledge(machine, 1) == [complete(1)]
-
-
-def test_one_that_is_held_back_does_not_expire() -> None:
-    machine = checkpoints(timeout_ms=150.0)
-    machine.request(savepoint(), 10.0)
-    machine.on_time(100.0)
-    acknowledge(machine, 2)
-    acknowledge(machine, 1)
-    assert machine.on_time(10_000.0) == []
-    assert machine.next_deadline_ms() == float("inf")
-    assert store(machine, 1, 10_001.0) == [complete(2)]
-
-
-def test_a_savepoint_that_expires_lets_go_of_what_it_held_back() -> None:
-    machine = checkpoints(timeout_ms=150.0, tolerable_failures=0)
-    machine.request(savepoint(), 10.0)
-    machine.on_time(100.0)
-    acknowledge(machine, 2)
-    assert machine.next_deadline_ms() == 160.0
-    assert machine.on_time(160.0) == [abort(1, EXPIRED, savepoint()), complete(2)]
-    assert machine.on_time(250.0) == []
-
-
-def test_one_that_is_held_back_keeps_its_place() -> None:
-    machine = checkpoints(max_concurrent=1, timeout_ms=10_000.0)
-    machine.request(savepoint(), 10.0)
-    machine.on_time(100.0)
-    acknowledge(machine, 2)
-    assert machine.on_time(200.0) == []
-    assert machine.request(ONE_MORE, 210.0) == []
-
-
-def test_one_that_is_held_back_can_fail() -> None:
-    machine = checkpoints(tolerable_failures=1)
-    machine.request(savepoint(), 10.0)
-    machine.on_time(100.0)
-    acknowledge(machine, 2)
-    assert fail(machine, 2) == [abort(2, DECLINED)]
-    acknowledge(machine, 1)
-    assert store(machine, 1, 120.0) == []
-
-
-def test_closing_completes_nothing_that_was_held_back() -> None:
-    machine = checkpoints()
-    machine.request(savepoint(), 10.0)
-    machine.on_time(100.0)
-    acknowledge(machine, 2)
-    reason = FailureReason.JOB_RESTARTED
-    assert machine.close(reason) == [abort(1, reason, savepoint()), abort(2, reason)]
-
-
-def test_nothing_held_back_completes_in_the_moment_in_which_a_checkpoint_fails_the_job() -> None:
-    machine = checkpoints(max_concurrent=2, timeout_ms=100.0)
-    machine.on_time(100.0)
-    machine.request(savepoint(), 100.0)
-    machine.request(ONE_MORE, 110.0)
-    assert acknowledge(machine, 3) == []
-    assert machine.on_time(200.0) == [
-        abort(1, EXPIRED),
-        FailJob(CheckpointId(1), EXPIRED),
-        abort(2, EXPIRED, savepoint()),
-    ]
-
-
-# -- stop with savepoint
-
-
-def test_nothing_starts_behind_a_savepoint_that_suspends() -> None:
-    machine = checkpoints(max_concurrent=3)
-    assert machine.request(stop_with_savepoint(1), 10.0) == [trigger(1, stop_with_savepoint(1))]
-    assert machine.request(ONE_MORE, 20.0) == []
-    assert machine.request(savepoint(2), 30.0) == []
-    assert machine.on_time(500.0) == []
-    assert machine.next_deadline_ms() == 1010.0  # its timeout
-
-
-def test_nothing_starts_after_a_savepoint_that_suspended_the_job() -> None:
-    machine = checkpoints()
-    machine.request(stop_with_savepoint(), 10.0)
-    machine.request(ONE_MORE, 20.0)
-    acknowledge(machine, 1)
-    assert store(machine, 1, 30.0) == []
-    assert commit(machine, 1, 40.0) == []
-    assert machine.on_time(5000.0) == []
-    assert machine.next_deadline_ms() == float("inf")
-    assert machine.close(FailureReason.JOB_STOPPED) == [Refuse(ONE_MORE, NOT_RUNNING)]
-
-
-def test_everything_goes_on_when_a_savepoint_that_suspends_fails() -> None:
-    machine = checkpoints()
-    machine.request(stop_with_savepoint(1), 10.0)
-    machine.request(ONE_MORE, 20.0)
-    machine.request(savepoint(2), 30.0)
-    assert fail(machine, 1) == [abort(1, DECLINED, stop_with_savepoint(1))]
-    assert machine.next_deadline_ms() <= 30.0
-    assert machine.on_time(40.0) == [trigger(2, savepoint(2)), trigger(3)]
-
-
-def test_checkpoints_that_run_when_a_savepoint_suspends_may_still_complete() -> None:
-    machine = checkpoints()
-    machine.on_time(100.0)
-    machine.request(stop_with_savepoint(), 110.0)
-    assert acknowledge(machine, 1) == [complete(1)]
-    assert acknowledge(machine, 2) == [complete(2)]
-    assert store(machine, 1, 120.0) == []
 
 
 # -- uncommitted ones
