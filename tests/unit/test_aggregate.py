@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, TidegateError, UnsupportedPlan
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
-from tidegate.operators import aggregate, columnar, stored_groups
+from tidegate.operators import aggregate, columnar, stored_rows
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.build import build_operator
 from tidegate.operators.columnar import KeyIndex
@@ -337,7 +337,7 @@ def test_each_new_range_takes_its_keys_from_all_old_ranges() -> None:
 
 
 def test_a_large_state_is_cut_into_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_groups, "SECTION_ROWS", 100)
+    monkeypatch.setattr(stored_rows, "SECTION_ROWS", 100)
     harness = Harness(spec_of([pa.string()]))
     keys = [f"key-{number}" for number in range(250)]
     harness.process([*keys, None], [1] * 251)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.timed_rows import ALL, SCHEMA, batch, rows_of
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators import deduplicate, stored_rows
@@ -21,9 +22,6 @@ from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
 from tidegate.testing.state_suite import restored_from
 
-TIME = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema([("k", pa.string()), ("ts", TIME), ("v", pa.int64())])
-ALL = KeyGroupRange(0, 128)
 Row = tuple[str | None, int | None, int]
 
 
@@ -56,21 +54,6 @@ class Harness:
 
     def sections(self) -> list[RestoredSection]:
         return restored_from(self.operator.snapshot())
-
-
-def batch(rows: Any) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [[], [], []]
-    times = [None if at is None else at * 1_000_000 for at in columns[1]]
-    arrays = [pa.array(columns[0], pa.string()), pa.array(times, TIME), pa.array(columns[2], pa.int64())]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def rows_of(batches: list[pa.RecordBatch]) -> list[Row]:
-    return [
-        (k, None if ts is None else int(ts.timestamp()), v)
-        for rows in batches
-        for k, ts, v in zip(*(column.to_pylist() for column in rows.columns), strict=True)
-    ]
 
 
 def by_key(*, forget: Forget | None = None, event_time: int | None = None, key_count: int = 1) -> DeduplicateSpec:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.timed_rows import ALL, SCHEMA, batch, rows_of
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators import join_rows, stored_rows, stream_join
@@ -23,9 +24,6 @@ from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Key
 from tidegate.state.contract import RestoredSection
 from tidegate.testing.state_suite import restored_from
 
-TIME = pa.timestamp("us", "UTC")
-SIDE = pa.schema([("k", pa.string()), ("ts", TIME), ("v", pa.int64())])
-ALL = KeyGroupRange(0, 128)
 Row = tuple[str | None, int | None, int | None]
 Pair = tuple[Any, ...]
 NONE: Row = (None, None, None)
@@ -33,13 +31,13 @@ NONE: Row = (None, None, None)
 
 def side(*, ahead_s: int | None = None, only_if: Call | None = None, event_time: int | None = 1) -> JoinInputSpec:
     end = None if ahead_s is None else RowEnd(1, ahead_s * 1000)
-    return JoinInputSpec(1, (0, 1, 2), SIDE, only_if, event_time, end)
+    return JoinInputSpec(1, (0, 1, 2), SCHEMA, only_if, event_time, end)
 
 
 def join(
     kind: JoinType, *, left: JoinInputSpec | None = None, right: JoinInputSpec | None = None, condition: Any = None
 ) -> StreamJoinSpec:
-    columns = SIDE if kind is JoinType.LEFT_SEMI else pa.schema([*SIDE, *SIDE])
+    columns = SCHEMA if kind is JoinType.LEFT_SEMI else pa.schema([*SCHEMA, *SCHEMA])
     return StreamJoinSpec(kind, left or side(ahead_s=-5), right or side(ahead_s=-5), condition, columns)
 
 
@@ -80,23 +78,6 @@ class Harness:
 
     def sections(self) -> list[RestoredSection]:
         return restored_from(self.operator.snapshot())
-
-
-def batch(rows: Any) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [[], [], []]
-    times = [None if at is None else at * 1_000_000 for at in columns[1]]
-    arrays = [pa.array(columns[0], pa.string()), pa.array(times, TIME), pa.array(columns[2], pa.int64())]
-    return pa.RecordBatch.from_arrays(arrays, schema=SIDE)
-
-
-def rows_of(batches: list[pa.RecordBatch]) -> list[Pair]:
-    columns = [[_plain(value) for value in column.to_pylist()] for rows in batches for column in rows.columns]
-    width = batches[0].num_columns if batches else 0
-    return [row for at in range(0, len(columns), width or 1) for row in zip(*columns[at : at + width], strict=True)]
-
-
-def _plain(value: Any) -> Any:
-    return int(value.timestamp()) if hasattr(value, "timestamp") else value
 
 
 def value_of(index: int) -> Column:
@@ -341,7 +322,7 @@ def test_damaged_and_foreign_state_is_named() -> None:
         Harness(spec, [RestoredSection("other", ALL, memoryview(b""))])
     first = Harness(spec)
     first.left(("a", 1, 1))
-    narrow = JoinInputSpec(1, (0, 1), pa.schema(list(SIDE)[:2]), None, None, None)
+    narrow = JoinInputSpec(1, (0, 1), pa.schema(list(SCHEMA)[:2]), None, None, None)
     with pytest.raises(IncompatibleCheckpoint, match="a join"):
         Harness(StreamJoinSpec(JoinType.INNER, narrow, spec.right, None, pa.schema([])), first.sections())
 

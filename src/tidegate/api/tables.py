@@ -68,7 +68,8 @@ def _existing(df: DataFrame, name: str, format: str | None) -> CatalogTable:
             f"The table {name!r} has the columns {_named(columns)} and the query {_named(given)}: select the same, "
             f"in the same order."
         )
-    options = dict(spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(metadata.storage().properties()))  # type: ignore[union-attr]
+    jvm: Any = spark._jvm
+    options = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(metadata.storage().properties()))
     return CatalogTable(spark, name, provider, _path(metadata), options, is_new=False)
 
 

@@ -23,7 +23,7 @@ from tidegate.operators.contract import (
     TaskContext,
     ValueStateHandle,
 )
-from tidegate.operators.keyed_user_code import HandleRows, KeyedUserCode
+from tidegate.operators.keyed_user_code import HandleRows, KeyedUserCode, WithUserCode
 from tidegate.operators.user_rows import RowsByKey, prepare_conversions
 from tidegate.plan.nodes import RightSide
 from tidegate.plan.physical import ConnectSpec
@@ -69,7 +69,7 @@ class ConnectedHandle:
         return NamedBroadcastState(name, self._broadcast)
 
 
-class ConnectOperator:
+class ConnectOperator(WithUserCode):
     """`TwoInputOperator`."""
 
     def __init__(self, spec: ConnectSpec) -> None:
@@ -77,7 +77,6 @@ class ConnectOperator:
         self._left = RowsByKey(spec.left_schema, spec.left_key_count, time_zone=spec.time_zone)
         self._right = RowsByKey(spec.right_schema, spec.right_key_count, time_zone=spec.time_zone)
         self._broadcast = BroadcastStates() if spec.right_side is RightSide.BROADCAST else None
-        self._opened_code: KeyedUserCode | None = None
         self._opened_processor: ConnectProcessor | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
@@ -105,27 +104,9 @@ class ConnectOperator:
         else:
             self._handle_broadcast(rows, self._broadcast)
 
-    def before_barrier(self, emit: Emit) -> None:
-        pass
-
-    def end_of_input(self, emit: Emit) -> None:
-        pass
-
-    def on_idle(self, emit: Emit) -> None:
-        self._code.on_idle()
-
-    def on_watermark(self, event_time_ms: int) -> None:
-        self._code.on_watermark(event_time_ms)
-
     def fire(self, max_timers: int, emit: Emit) -> bool:
         handle = self._processor.handle_timer
         return self._code.fire(max_timers, self._left, handle, called="handle_timer", emit=emit)
-
-    def watermark_behind(self, event_time_ms: int) -> int:
-        return event_time_ms
-
-    def next_timer_ms(self) -> int | None:
-        return self._code.next_timer_ms()
 
     def snapshot(self) -> list[Section]:
         keyed = self._code.snapshot()
@@ -185,11 +166,6 @@ class ConnectOperator:
                 return "handle_left and handle_timer"
             case _:
                 assert_never(self._spec.right_side)
-
-    @property
-    def _code(self) -> KeyedUserCode:
-        assert self._opened_code is not None, "open comes before every other call"
-        return self._opened_code
 
     @property
     def _processor(self) -> ConnectProcessor:

@@ -161,3 +161,32 @@ class KeyedUserCode:
     def _expire(self, budget: int) -> None:
         for state in self.handle.ttl_states.values():
             state.expire_some(budget)
+
+
+class WithUserCode:
+    """For operators whose state and timers are those of one `KeyedUserCode`, which `open` makes and `close` takes."""
+
+    _opened_code: KeyedUserCode | None = None
+
+    def before_barrier(self, emit: Emit) -> None:
+        return
+
+    def end_of_input(self, emit: Emit) -> None:
+        return
+
+    def on_idle(self, emit: Emit) -> None:
+        self._code.on_idle()
+
+    def on_watermark(self, event_time_ms: int) -> None:
+        self._code.on_watermark(event_time_ms)
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        return event_time_ms
+
+    def next_timer_ms(self) -> int | None:
+        return self._code.next_timer_ms()
+
+    @property
+    def _code(self) -> KeyedUserCode:
+        assert self._opened_code is not None, "open comes before every other call"
+        return self._opened_code

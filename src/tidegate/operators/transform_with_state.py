@@ -13,7 +13,7 @@ from tidegate.operators.contract import NO_FLOORS, Emit, LateRows, TakesInitialS
 from tidegate.operators.initial_state import SECTION as INITIAL_SECTION
 from tidegate.operators.initial_state import applied_mark, initial_rows, was_applied
 from tidegate.operators.keyed_batches import BatchesByKey, ByKey, take_batches, take_tuples
-from tidegate.operators.keyed_user_code import KeyedUserCode
+from tidegate.operators.keyed_user_code import KeyedUserCode, WithUserCode
 from tidegate.operators.lateness import Lateness
 from tidegate.operators.user_rows import RowsByKey, prepare_conversions
 from tidegate.plan.nodes import InitialState, RowStyle
@@ -25,14 +25,13 @@ _HANDLE_TIMER = "StatefulProcessor.handleExpiredTimer"
 _HANDLE_INITIAL = "StatefulProcessor.handleInitialState"
 
 
-class TransformWithStateOperator:
+class TransformWithStateOperator(WithUserCode):
     def __init__(self, spec: TransformWithStateSpec) -> None:
         self._spec = spec
         self._by_key = _by_key(spec, spec.input_schema, spec.key_count)
         self._lateness: Lateness | None = None
         self._floors = NO_FLOORS
         self._late_rows = LateRows()
-        self._opened_code: KeyedUserCode | None = None
         self._opened_processor: UserProcessor | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
@@ -70,27 +69,9 @@ class TransformWithStateOperator:
             rows = self._late_rows.dropped(rows, late)
         self._code.handle_by_key(rows, self._by_key, self._processor.handle_rows, called=_HANDLE_ROWS, emit=emit)
 
-    def before_barrier(self, emit: Emit) -> None:
-        pass
-
-    def end_of_input(self, emit: Emit) -> None:
-        pass
-
-    def on_idle(self, emit: Emit) -> None:
-        self._code.on_idle()
-
-    def on_watermark(self, event_time_ms: int) -> None:
-        self._code.on_watermark(event_time_ms)
-
     def fire(self, max_timers: int, emit: Emit) -> bool:
         handle = self._processor.handle_timer
         return self._code.fire(max_timers, self._by_key, handle, called=_HANDLE_TIMER, emit=emit)
-
-    def watermark_behind(self, event_time_ms: int) -> int:
-        return event_time_ms
-
-    def next_timer_ms(self) -> int | None:
-        return self._code.next_timer_ms()
 
     def snapshot(self) -> list[Section]:
         sections = self._code.snapshot()
@@ -117,11 +98,6 @@ class TransformWithStateOperator:
         processor.name_initial(tuple(initial.schema.names[initial.key_count :]))
         rows = initial_rows(initial, by_key, context)
         self._code.handle_initial(rows, processor.handle_initial, called=_HANDLE_INITIAL)
-
-    @property
-    def _code(self) -> KeyedUserCode:
-        assert self._opened_code is not None, "open comes before every other call"
-        return self._opened_code
 
     @property
     def _processor(self) -> UserProcessor:

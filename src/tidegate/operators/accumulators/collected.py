@@ -37,10 +37,8 @@ class CollectedList:
 
     def add(self, columns: Sequence[pa.Array], slots: Slots) -> None:
         column = columns[0]
-        valid = validity_of(column) if self._ignores_nulls else None
-        if valid is not None:
-            rows = np.flatnonzero(valid)
-            column, slots = column.take(slots_array(rows)), slots[rows]
+        if self._ignores_nulls:
+            column, slots = _without_nulls(column, slots)
         self._values.append(column)
         self._owners.append(slots + 1)
 
@@ -73,12 +71,9 @@ class CollectedList:
         ]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        lists = columns[0]
-        lengths = np.diff(
-            np.frombuffer(lists.buffers()[1], dtype=np.int32)[lists.offset : lists.offset + len(lists) + 1]
-        )
-        self._values.append(lists.flatten())
-        self._owners.append(np.repeat(slots + 1, lengths))
+        values, slots = _listed(columns[0], slots)
+        self._values.append(values)
+        self._owners.append(slots + 1)
 
     def results(self, slots: Slots) -> pa.Array:
         return lists_by_slot(self._owners.used, slots, self._slot_count, self._values.take, self._kind)
@@ -112,10 +107,8 @@ class CollectedSet:
 
     def add(self, columns: Sequence[pa.Array], slots: Slots) -> None:
         column = columns[0]
-        valid = validity_of(column) if self._ignores_nulls else None
-        if valid is not None:
-            rows = np.flatnonzero(valid)
-            column, slots = column.take(slots_array(rows)), slots[rows]
+        if self._ignores_nulls:
+            column, slots = _without_nulls(column, slots)
         if len(slots):
             self._add_pairs(column, slots)
 
@@ -150,13 +143,9 @@ class CollectedSet:
         ]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        lists = columns[0]
-        lengths = np.diff(
-            np.frombuffer(lists.buffers()[1], dtype=np.int32)[lists.offset : lists.offset + len(lists) + 1]
-        )
-        owners = np.repeat(slots, lengths)
-        if len(owners):
-            self._add_pairs(lists.flatten(), owners)
+        values, slots = _listed(columns[0], slots)
+        if len(slots):
+            self._add_pairs(values, slots)
 
     def results(self, slots: Slots) -> pa.Array:
         pairs = self._pairs
@@ -184,6 +173,20 @@ class CollectedSet:
         self._dead = 0
         if len(entries):
             self._add_pairs(values, owners[entries])
+
+
+def _without_nulls(column: pa.Array, slots: Slots) -> tuple[pa.Array, Slots]:
+    valid = validity_of(column)
+    if valid is None:
+        return column, slots
+    rows = np.flatnonzero(valid)
+    return column.take(slots_array(rows)), slots[rows]
+
+
+def _listed(lists: pa.ListArray, slots: Slots) -> tuple[pa.Array, Slots]:
+    """The values in all lists, each with the slot of its list."""
+    offsets = np.frombuffer(lists.buffers()[1], dtype=np.int32)[lists.offset : lists.offset + len(lists) + 1]
+    return lists.flatten(), np.repeat(slots, np.diff(offsets))
 
 
 def lists_by_slot(
