@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 Tables: TypeAlias = Callable[[str], DataFrame]
@@ -69,9 +69,8 @@ def new_users(tables: Tables) -> DataFrame:
 
 def log(tables: Tables) -> DataFrame:
     """To be written with `partitionBy("day", "minute")`."""
-    day, minute = F.date_format("date_time", "yyyy-MM-dd"), F.date_format("date_time", "HH:mm")
-    bids = tables("bids").select("auction", "bidder", "price", "date_time", "extra", day.alias("day"))
-    return bids.withColumn("minute", minute)
+    bids = tables("bids").select("auction", "bidder", "price", "date_time", "extra", _day())
+    return bids.withColumn("minute", F.date_format("date_time", "HH:mm"))
 
 
 def user_sessions(tables: Tables) -> DataFrame:
@@ -97,12 +96,40 @@ def calculation(tables: Tables) -> DataFrame:
     return bids.select("auction", "bidder", euros.alias("price"), kind.alias("bid_time"), "date_time", "extra")
 
 
+def bidding_by_day(tables: Tables) -> DataFrame:
+    return tables("bids").groupBy(_day()).agg(*_bidding())
+
+
+def bidding_by_channel(tables: Tables) -> DataFrame:
+    last_minute = F.max(F.date_format("date_time", "HH:mm")).alias("minute")
+    return tables("bids").groupBy("channel", _day()).agg(last_minute, *_bidding())
+
+
+def _day() -> Column:
+    return F.date_format("date_time", "yyyy-MM-dd").alias("day")
+
+
+def _bidding() -> list[Column]:
+    """Bids, who made them and on what: all of them, and by the size of the price."""
+    counted = {"bids": "*", "bidders": "DISTINCT bidder", "auctions": "DISTINCT auction"}
+    sizes = {
+        "total": "true",
+        "small": "price < 10000",
+        "middle": "price >= 10000 AND price < 1000000",
+        "large": "price >= 1000000",
+    }
+    return [
+        F.expr(f"count({what}) FILTER (WHERE {where})").alias(f"{size}_{name}")
+        for name, what in counted.items()
+        for size, where in sizes.items()
+    ]
+
+
 def statistics(tables: Tables) -> DataFrame:
-    day = F.date_format("date_time", "yyyy-MM-dd").alias("day")
     price = F.col("price")
     return (
         tables("bids")
-        .groupBy("auction", day)
+        .groupBy("auction", _day())
         .agg(
             F.count("*").alias("total"),
             F.count(F.when(price < 10_000, 1)).alias("small"),
@@ -157,6 +184,8 @@ QUERIES = [
     Query("q11", "How many bids has a user made in each session?", user_sessions),
     Query("q13", "Bids with what a table knows of their auctions", side_input),
     Query("q14", "Bids of certain prices, and when they were made", calculation),
+    Query("q15", "How many bids, bidders and auctions has every day?", bidding_by_day, mode="update", keys=1),
+    Query("q16", "How many of them has every channel and day?", bidding_by_channel, mode="update", keys=2),
     Query("q17", "Statistics of every auction and day", statistics, mode="update", keys=2),
     Query("q18", "The last bid of every bidder on every auction", last_bids, mode="update", keys=2),
     Query("q20", "Bids with their auctions", bids_with_auctions),
