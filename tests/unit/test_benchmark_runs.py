@@ -9,6 +9,9 @@ import pytest
 
 from benchmarks.runs import FOLDER, Results, RunFailed, check, measure
 
+WORK_S = 0.2
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a run's processes in /proc")
+
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", f"import json, os, subprocess, sys, time\n{code}", FOLDER]
@@ -23,6 +26,34 @@ print(json.dumps({"event": "measured", "rows": 12, "seconds": 3.0, "checkpoints_
     run = measure(python(said), cores=1, timeout_s=60)
 
     assert (run.rows, run.seconds, run.checkpoints_ms) == (12, 3.0, (5, 7))
+
+
+@needs_proc
+def test_processor_time_is_that_of_all_processes_of_the_run_between_its_two_words() -> None:
+    """Two others work before the first word and one after it; all are of the run, and stay till its end."""
+    said = f"""
+def working():
+    code = "import time\\nwhile time.process_time() < {WORK_S}: pass\\nprint(flush=True); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE).stdout.readline()
+working()
+working()
+print(json.dumps({{"event": "measuring"}}), flush=True)
+time.sleep(1)  # till the one who measures has looked
+working()
+print(json.dumps({{"event": "measured", "rows": 1, "seconds": 1.0, "checkpoints_ms": []}}), flush=True)
+"""
+    run = measure(python(said), cores=1, timeout_s=60)
+
+    assert run.cpu_s is not None and 0.9 * WORK_S <= run.cpu_s < 1.8 * WORK_S
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin a process to cores")
+def test_a_run_has_so_many_cores_whatever_the_machine_has() -> None:
+    said = """
+cores = len(os.sched_getaffinity(0))
+print(json.dumps({"event": "checked", "groups": cores, "rows": 0, "total": 0, "digest": 0}))
+"""
+    assert check(python(said), cores=1, timeout_s=60).groups == 1
 
 
 def test_a_check_gives_the_results() -> None:
@@ -41,21 +72,23 @@ def test_a_run_that_takes_too_long_is_ended() -> None:
         measure(python("time.sleep(600)"), cores=1, timeout_s=0.5)
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a run's processes in /proc")
+@needs_proc
 def test_what_a_run_started_and_wrote_goes_with_it(tmp_path: Path) -> None:
     note = tmp_path / "note"
     said = f"""
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
-open({str(note)!r}, "w").write(f"{{child.pid}} {{sys.argv[1]}}")
+import tempfile
+open({str(note)!r}, "w").write(f"{{child.pid}} {{sys.argv[1]}} {{tempfile.gettempdir()}}")
 print(json.dumps({{"event": "checked", "groups": 1, "rows": 2, "total": 3, "digest": 4}}))
 """
     check(python(said), cores=1, timeout_s=60)
 
-    pid, folder = note.read_text().split()
+    pid, folder, folder_for_scratch = note.read_text().split()
     deadline = time.monotonic() + 10
     while _is_running(int(pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _is_running(int(pid))
+    assert folder_for_scratch == folder
     assert not os.path.exists(folder)
 
 

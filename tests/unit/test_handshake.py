@@ -151,6 +151,12 @@ def test_a_stranger_that_echoes_the_acceptors_nonce_under_the_other_role_is_refu
     assert other.feed(echoed) == Refused(RefusalReason.REFLECTED)
 
 
+def test_a_hello_that_an_acceptor_once_said_opens_no_other_door():
+    recorded = bytearray(hello_of(nonce=b"b" * NONCE_BYTES))
+    recorded[6] = Role.DIALER
+    assert acceptor().feed(bytes(recorded)) == Refused(RefusalReason.WRONG_PROOF)
+
+
 def test_a_stranger_that_echoes_the_dialers_challenge_and_proof_is_refused():
     one = dialer()
     assert one.feed(one.start()) == Refused(RefusalReason.REFLECTED)
@@ -201,6 +207,16 @@ def test_the_acceptors_proof_covers_what_the_dialer_said():
     assert isinstance(answer, Established)
     proof_of(lied_to, hello_of())
     assert lied_to.feed(answer.send) == Refused(RefusalReason.WRONG_PROOF)
+
+
+def test_no_other_split_of_the_same_words_has_the_same_proof():
+    other = acceptor(introduction=b"0")
+    answer = other.feed(opened(dialer(introduction=b"slot 12"), other))
+    assert isinstance(answer, Established)
+    lied_to = dialer(introduction=b"slot 1")
+    proof_of(lied_to, hello_of())
+    shifted = (2).to_bytes(2, "little") + b"20" + answer.send[-PROOF_BYTES:]
+    assert lied_to.feed(shifted) == Refused(RefusalReason.WRONG_PROOF)
 
 
 @pytest.mark.parametrize("cut", [1, 5, HELLO_BYTES - 1, HELLO_BYTES, HELLO_BYTES + 1, -1])

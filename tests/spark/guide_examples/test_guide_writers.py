@@ -82,6 +82,7 @@ def test_a_running_query_can_be_looked_at(given: Input, capsys: pytest.CaptureFi
     query.explain()
     shown = capsys.readouterr().out
     assert "== Tidegate runs ==" in shown and "pump|" in shown
+    assert "checkpoint every 2000 ms, aligned, switching after 1000 ms, exactly once" in shown
     query.stop()
     assert query.awaitTermination(5) and not tg.queries(given.spark)
 
