@@ -388,9 +388,7 @@ class DataStreamWriter:
     # -- inside
 
     def _explanation(self, plan: JobPlan, options: QueryOptions, ingested: IngestingPlan) -> str:
-        mode = {None: "aligned", 0.0: "unaligned"}.get(
-            options.switch_after_ms, f"aligned, switching after {options.switch_after_ms} ms"
-        )
+        mode = _alignment(options.switch_after_ms)
         guarantee = options.guarantee.value.replace("_", " ")
         return "\n".join(
             [
@@ -425,6 +423,16 @@ class DataStreamWriter:
                 )
             if self._query_name is not None and query.name == name:
                 raise OptionError(f"A query named {name!r} is active: choose another name or stop it first.")
+
+
+def _alignment(switch_after_ms: float | None) -> str:
+    match switch_after_ms:
+        case None:
+            return "aligned"
+        case 0:
+            return "unaligned"
+        case after_ms:
+            return f"aligned, switching after {after_ms:.0f} ms"
 
 
 def _lowered(root: Node, sink: Sink, options: QueryOptions, *, slots: int) -> JobPlan:
