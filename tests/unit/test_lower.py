@@ -101,23 +101,43 @@ def test_what_follows_a_union_goes_into_each_of_its_parts() -> None:
     assert ways(plan) == [(0, 2, HashPartitioning(1)), (1, 2, HashPartitioning(1))]
 
 
-def test_a_watermark_behind_a_union_is_one_event_time_and_those_before_it_are_two() -> None:
-    def timed(child: Node) -> Node:
-        return EventTimeWatermark(child, 1, 5000, SCHEMA)
+def timed(child: Node) -> Node:
+    return EventTimeWatermark(child, 1, 5000, SCHEMA)
 
-    behind = lowered(summed(timed(Union((SCAN, SCAN), SCHEMA))))
-    assert [edge.event_time_of for edge in behind.edges] == [None, EdgeId(0)]
-    before = lowered(summed(Union((timed(SCAN), timed(SCAN)), SCHEMA)))
-    assert [edge.event_time_of for edge in before.edges] == [None, None]
+
+def spread(child: Node) -> Node:
+    return Repartition(child, Spread.EVENLY, (), None, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("plan", "event_time_of"),
+    [
+        (timed(Union((SCAN, SCAN), SCHEMA)), [None, EdgeId(0)]),
+        (Union((timed(SCAN), timed(SCAN)), SCHEMA), [None, None]),
+        (timed(Union((timed(SCAN), timed(SCAN)), SCHEMA)), [None, EdgeId(0)]),
+        (timed(Union((spread(SCAN), SCAN), SCHEMA)), [None, None, EdgeId(1)]),
+    ],
+    ids=["behind", "before", "before and behind", "behind edges of the parts"],
+)
+def test_a_watermark_behind_a_union_is_one_event_time_and_those_before_it_are_two(
+    plan: Node, event_time_of: list[EdgeId | None]
+) -> None:
+    assert [edge.event_time_of for edge in lowered(summed(plan)).edges] == event_time_of
 
 
 @pytest.mark.parametrize("mode", [OutputMode.COMPLETE, OutputMode.UPDATE])
 def test_groups_that_must_come_whole_stay_in_the_task_of_their_aggregation(mode: OutputMode) -> None:
     sink = Sink("any", {}, SCHEMA, mode, GroupRows.ONCE_PER_EPOCH)
-    moved = Repartition(summed(SCAN), Spread.EVENLY, (), None, SCHEMA)
     with pytest.raises(UnsupportedPlan, match=f"behind an aggregation in {mode.value} mode"):
-        lower(moved, sink, parallelism=2, max_parallelism=128)
-    lower(summed(Repartition(SCAN, Spread.EVENLY, (), None, SCHEMA)), sink, parallelism=2, max_parallelism=128)
+        lower(spread(summed(SCAN)), sink, parallelism=2, max_parallelism=128)
+    lower(summed(spread(SCAN)), sink, parallelism=2, max_parallelism=128)
+
+
+def test_groups_that_come_once_and_for_all_may_go_to_another_task() -> None:
+    finished = dataclasses.replace(summed(SCAN), event_time=EventTime(0, EventTimeKey.TIMESTAMP))
+    sink = Sink("any", {}, SCHEMA, OutputMode.APPEND, GroupRows.ONCE_PER_EPOCH)
+    plan = lower(spread(finished), sink, parallelism=2, max_parallelism=128)
+    assert [vertex.sink for vertex in plan.vertices] == [None, None, sink]
 
 
 def test_the_parts_of_a_union_carry_the_names_of_the_first() -> None:
