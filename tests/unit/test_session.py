@@ -78,6 +78,13 @@ def test_after_a_loss_two_queries_do_not_wait_for_each_other() -> None:
     assert ledger.left_for(first, cores=5) == 4, "and may have all back"
 
 
+def test_after_a_loss_each_query_may_have_its_share_of_what_is_left() -> None:
+    ledger = SlotLedger()
+    first = ledger.claim(session(cores=8), query="x", wanted=4)
+    second = ledger.claim(session(cores=8), query="y", wanted=2)
+    assert (ledger.left_for(first, cores=3), ledger.left_for(second, cores=3)) == (2, 1), "not none and none"
+
+
 def test_an_ended_query_occupies_nothing() -> None:
     ledger = SlotLedger()
     claim = ledger.claim(session(cores=2), query="x", wanted=2)
