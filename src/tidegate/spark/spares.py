@@ -35,6 +35,7 @@ class SpareExecutors:
         self._group = f"{group}-spares"
         self._have_slots_begun = have_slots_begun
         self._is_over = threading.Event()
+        self._is_running = threading.Event()
         if re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) is None:
             # A daemon, as the launch's own thread: both sit in calls to the JVM.
             threading.Thread(target=self._warm, name="tidegate-spares", daemon=True).start()
@@ -42,6 +43,8 @@ class SpareExecutors:
     def close(self) -> None:
         """The cores are needed for something better, or nothing any more."""
         self._is_over.set()
+        if not self._is_running.is_set():
+            return  # Spark warns of a group without jobs
         try:
             self._spark.sparkContext.cancelJobGroup(self._group)
         except (Py4JError, OSError, AttributeError):
@@ -52,6 +55,8 @@ class SpareExecutors:
             while not self._have_slots_begun():
                 if self._is_over.wait(_LOOK_EVERY_S):
                     return
+            # Before it is asked whether this is over: so either `close` cancels the job, or it is never submitted.
+            self._is_running.set()
             tasks = min(_executors(self._spark), spare_cores(self._spark))
             if tasks < 1 or self._is_over.is_set():
                 return
@@ -61,6 +66,8 @@ class SpareExecutors:
             self._spark.range(0, tasks, 1, tasks).mapInArrow(_load, "id long").collect()
         except (PySparkException, Py4JError, OSError, AttributeError) as error:
             log.debug("Spare executors were not warmed: %s", error)
+        finally:
+            self._is_running.clear()
 
 
 def _executors(spark: SparkSession) -> int:
