@@ -1,6 +1,7 @@
 """How a plan is cut into vertices, and what of it must not change while state is stored."""
 
 import dataclasses
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -45,6 +46,7 @@ from tidegate.plan.physical import (
     HashPartitioning,
     JobPlan,
     MapInArrowSpec,
+    PartialAggregateSpec,
     Partitioning,
     PointwisePartitioning,
     ProjectSpec,
@@ -58,6 +60,7 @@ INT64 = pa.int64()
 SCHEMA = pa.schema([("k", INT64), ("v", INT64)])
 SCAN = Scan("parquet", {"path": "/in"}, SCHEMA)
 SINK = Sink("noop", {}, SCHEMA)
+WIDE = pa.decimal128(38, 2)
 K, V = Column(0, "k", INT64), Column(1, "v", INT64)
 
 
@@ -97,7 +100,7 @@ def test_what_follows_a_union_goes_into_each_of_its_parts() -> None:
     union = Union((SCAN, SCAN), SCHEMA)
     plan = lowered(summed(Filter(union, Literal(True, pa.bool_()), SCHEMA)))
     names = [vertex.name for vertex in plan.vertices]
-    assert names == ["Source[parquet] -> Filter"] * 2 + ["Aggregate(sum) -> Sink[noop]"]
+    assert names == ["Source[parquet] -> Filter -> PartialAggregate(sum)"] * 2 + ["Aggregate(sum) -> Sink[noop]"]
     assert ways(plan) == [(0, 2, HashPartitioning(1)), (1, 2, HashPartitioning(1))]
 
 
@@ -197,28 +200,68 @@ def test_a_repartitioning_by_key_sends_its_keys_ahead_and_drops_them() -> None:
 def test_an_aggregate_starts_a_vertex_behind_a_hash_edge() -> None:
     plan = lowered(summed(SCAN))
     sender, receiver = plan.vertices
-    assert (sender.name, receiver.name) == ("Source[parquet]", "Aggregate(sum) -> Sink[noop]")
+    assert (sender.name, receiver.name) == (
+        "Source[parquet] -> PartialAggregate(sum)",
+        "Aggregate(sum) -> Sink[noop]",
+    )
     assert (sender.sink, receiver.source) == (None, None)
-    assert plan.edges == (Edge(EdgeId(0), VertexId(0), VertexId(1), HashPartitioning(1), SCHEMA),)
+    combined = pa.schema([("k", INT64), ("_part0", INT64)])
+    assert plan.edges == (Edge(EdgeId(0), VertexId(0), VertexId(1), HashPartitioning(1), combined),)
 
 
 def test_keys_and_arguments_are_computed_before_the_edge() -> None:
     bucket = Call("Remainder", (K, Literal(10, INT64)), INT64, ansi=True)
     plan = lowered(summed(SCAN, key=bucket, argument=V))
-    (projection,) = plan.vertices[0].operators
-    assert isinstance(projection, ProjectSpec)
+    projection, combining = plan.vertices[0].operators
+    assert isinstance(projection, ProjectSpec) and isinstance(combining, PartialAggregateSpec)
     assert projection.columns == (bucket, V)
+    assert combining.input_schema == projection.schema
     (aggregate,) = plan.vertices[1].operators
     assert isinstance(aggregate, AggregateSpec)
     assert aggregate.key_count == 1
     assert aggregate.calls[0].arguments == (Column(1, "v", INT64),)
-    assert aggregate.input_schema == projection.schema == plan.edges[0].schema
+    assert aggregate.input_schema == combining.schema == plan.edges[0].schema
 
 
 def test_an_identical_projection_before_the_edge_is_left_out() -> None:
-    assert lowered(summed(SCAN)).vertices[0].operators == ()
+    (combining,) = lowered(summed(SCAN)).vertices[0].operators
+    assert isinstance(combining, PartialAggregateSpec)
     swapped = lowered(summed(SCAN, key=V, argument=K)).vertices[0].operators
-    assert len(swapped) == 1
+    assert [type(operator) for operator in swapped] == [ProjectSpec, PartialAggregateSpec]
+
+
+def collected(function: AggregateFunction, **details: Any) -> AggregateCall:
+    return AggregateCall(function, (V,), pa.list_(INT64), ansi=True, **details)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        collected(AggregateFunction.COLLECT_LIST),
+        collected(AggregateFunction.COLLECT_SET),
+        AggregateCall(AggregateFunction.SUM, (Column(0, "v", INT64),), INT64, ansi=True, distinct=(V,)),
+        AggregateCall(AggregateFunction.FIRST, (V,), INT64, ansi=True, condition=Literal(True, pa.bool_())),
+        AggregateCall(AggregateFunction.SUM, (Column(1, "v", WIDE),), WIDE, ansi=True),
+    ],
+)
+def test_rows_travel_themselves_where_combining_them_would_not_give_the_same(call: AggregateCall) -> None:
+    plan = lowered(dataclasses.replace(summed(SCAN), calls=(*summed(SCAN).calls, call)))
+    assert not any(isinstance(operator, PartialAggregateSpec) for operator in plan.vertices[0].operators)
+    assert plan.edges[0].schema.names[1] == "v"
+
+
+def test_sessions_are_not_combined_before_their_windows_have_met() -> None:
+    node = dataclasses.replace(summed(SCAN), keys=(K, V), event_time=EventTime(1, EventTimeKey.SESSION))
+    operators = lowered(node).vertices[0].operators
+    assert not any(isinstance(operator, PartialAggregateSpec) for operator in operators)
+
+
+@pytest.mark.parametrize("mode", [OutputMode.UPDATE, OutputMode.APPEND, OutputMode.COMPLETE])
+def test_combined_rows_say_how_many_they_are_where_they_may_be_late(mode: OutputMode) -> None:
+    sink = dataclasses.replace(SINK, mode=mode)
+    node = dataclasses.replace(summed(SCAN), event_time=EventTime(0, EventTimeKey.TIMESTAMP))
+    plan = lower(node, sink, parallelism=2, max_parallelism=8)
+    assert ("_rows" in plan.edges[0].schema.names) is (mode is not OutputMode.COMPLETE)
 
 
 def test_a_column_that_several_calls_need_travels_once() -> None:
@@ -227,10 +270,20 @@ def test_a_column_that_several_calls_need_travels_once() -> None:
     of_key = AggregateCall(AggregateFunction.SUM, (K,), INT64, ansi=True)
     aggregate = dataclasses.replace(summed(SCAN), calls=(*summed(SCAN).calls, count, rows, of_key))
     plan = lowered(aggregate)
-    assert plan.edges[0].schema == SCHEMA
+    assert plan.edges[0].schema.types == [INT64, INT64, pa.int32(), pa.int32(), INT64]
     (spec,) = plan.vertices[1].operators
     assert isinstance(spec, AggregateSpec)
     assert [call.arguments for call in spec.calls] == [(V,), (V,), (), (K,)]
+
+
+def test_what_several_calls_are_combined_into_travels_once() -> None:
+    count = AggregateCall(AggregateFunction.COUNT, (V,), INT64, ansi=False)
+    average = AggregateCall(AggregateFunction.AVG, (V,), pa.float64(), ansi=False)
+    plan = lowered(dataclasses.replace(summed(SCAN), calls=(count, average)))
+    assert plan.edges[0].schema.types == [INT64, pa.int32(), pa.float64()]
+    (spec,) = plan.vertices[1].operators
+    assert isinstance(spec, AggregateSpec) and spec.partials is not None
+    assert spec.partials.columns == ((1,), (2, 1))
 
 
 def test_a_global_aggregate_sends_all_rows_to_one_task() -> None:
@@ -238,10 +291,10 @@ def test_a_global_aggregate_sends_all_rows_to_one_task() -> None:
     assert plan.edges[0].partitioning == HashPartitioning(0)
 
 
-def test_rows_that_are_only_counted_travel_with_a_column_that_nobody_reads() -> None:
+def test_rows_that_are_only_counted_travel_as_their_count() -> None:
     counted = AggregateCall(AggregateFunction.COUNT_ROWS, (), INT64, ansi=False)
     plan = lowered(dataclasses.replace(summed(SCAN), keys=(), calls=(counted,), results=(Column(0, "n", INT64),)))
-    assert len(plan.edges[0].schema) == 1
+    assert plan.edges[0].schema.types == [pa.int32()]
 
 
 def test_sessions_of_a_key_meet_in_one_task_whatever_their_windows_are() -> None:
@@ -262,7 +315,7 @@ def test_keyed_operators_may_follow_one_another() -> None:
     stateful = TransformWithState(totals, 1, b"p", SCHEMA)
     plan = lowered(Project(stateful, (K,), pa.schema([("k", INT64)])))
     assert [vertex.name for vertex in plan.vertices] == [
-        "Source[parquet]",
+        "Source[parquet] -> PartialAggregate(sum)",
         "Aggregate(sum)",
         "TransformWithState -> Project -> Sink[noop]",
     ]
@@ -276,8 +329,9 @@ def test_a_description_shows_vertices_operators_and_edges() -> None:
     text = describe(lowered(summed(SCAN)))
     assert text.splitlines() == [
         "2 vertices x 3 slots, 128 key groups",
-        "v0 Source[parquet] (parallelism 3)",
+        "v0 Source[parquet] -> PartialAggregate(sum) (parallelism 3)",
         "    source parquet [k: int64, v: int64]",
+        "    op0 PartialAggregate(sum) by [k], within a slice",
         "  e0: v0 -> v1, hash by [k]",
         "v1 Aggregate(sum) -> Sink[noop] (parallelism 3)",
         "    op0 Aggregate(sum) by [k], update mode [k: int64, total: int64]",

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.accumulators.calls import CallStates
-from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots
+from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of
 from tidegate.operators.stored_groups import sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
-from tidegate.plan.key_groups import hash_rows
+from tidegate.plan.key_groups import fixed_values_of, hash_rows
 from tidegate.plan.nodes import GroupRows, OutputMode
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
@@ -35,7 +35,7 @@ class AggregateOperator:
         self._spec = spec
         kinds = [plain_type(spec.input_schema.field(index).type) for index in range(spec.key_count)]
         self._index = KeyIndex(kinds)
-        self._calls = CallStates(spec.calls)
+        self._calls = CallStates(spec.calls, spec.partials)
         # Positions name the columns: the names of a Spark plan may repeat.
         keys = [pa.field(f"key_{index}", kind) for index, kind in enumerate(kinds)]
         self._stored_schema = pa.schema([*keys, *self._calls.stored_fields()])
@@ -138,7 +138,15 @@ class AggregateOperator:
         if self._expiry is None or rows.num_rows == 0:
             return rows
         late = self._expiry.late(self._ends_of(rows), lambda: hash_rows(rows, self._spec.key_count))
+        self._count_combined(rows, late)
         return self._context.late_rows.dropped(rows, late)
+
+    def _count_combined(self, rows: pa.RecordBatch, late: Flags) -> None:
+        """A row that was combined from several counts for all of them: here for all but the one it is."""
+        partials = self._spec.partials
+        if partials is not None and partials.row_counts is not None and late.any():
+            row_counts = fixed_values_of(rows.column(partials.row_counts))
+            self._context.late_rows.count += int((row_counts[late].astype(np.int64) - 1).sum())
 
     def _ends_of(self, rows: pa.RecordBatch) -> Slots:
         assert self._spec.event_time is not None

@@ -15,6 +15,7 @@ from tidegate.plan.physical import (
     GenerateSpec,
     MapInArrowSpec,
     OperatorSpec,
+    PartialAggregateSpec,
     ProjectSpec,
     StaticJoinSpec,
     StreamJoinSpec,
@@ -41,6 +42,10 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.event_time_column import EventTimeColumnOperator
 
             return EventTimeColumnOperator(spec)
+        case PartialAggregateSpec():
+            from tidegate.operators.partial_aggregate import PartialAggregateOperator
+
+            return PartialAggregateOperator(spec)
         case AggregateSpec():
             if spec.event_time is not None and spec.event_time.key is EventTimeKey.SESSION:
                 from tidegate.operators.session_aggregate import SessionAggregateOperator

@@ -47,6 +47,7 @@ from tidegate.plan.nodes import (
     TransformWithState,
     Union,
 )
+from tidegate.plan.partials import combined
 from tidegate.plan.physical import (
     FIRST_INPUT,
     SECOND_INPUT,
@@ -65,6 +66,7 @@ from tidegate.plan.physical import (
     JobPlan,
     MapInArrowSpec,
     OperatorSpec,
+    PartialAggregateSpec,
     Partitioning,
     PointwisePartitioning,
     ProjectSpec,
@@ -150,6 +152,8 @@ def operator_name(operator: OperatorSpec) -> str:
             return f"EvalPython({name})"
         case EventTimeColumnSpec():
             return "EventTimeColumn"
+        case PartialAggregateSpec(calls=calls):
+            return f"PartialAggregate({', '.join(_call_name(call) for call in calls)})"
         case AggregateSpec(calls=calls):
             return f"Aggregate({', '.join(_call_name(call) for call in calls)})"
         case TransformWithStateSpec():
@@ -335,6 +339,12 @@ class _Builder:
                 chain.operators.append(ProjectSpec(columns, schema))
         # Sessions of a key meet in one task, so that the session itself cannot say which.
         is_session = node.event_time is not None and node.event_time.key is EventTimeKey.SESSION
+        is_finite = node.event_time is not None and self._sink.mode is not OutputMode.COMPLETE
+        before = None if is_session else combined(calls, schema, key_count=len(node.keys), counts_rows=is_finite)
+        if before is not None:
+            schema = before.spec.schema
+            for chain in chains:
+                chain.operators.append(before.spec)
         keyed = self.cut(chains, HashPartitioning(len(node.keys) - is_session), schema)
         spec = AggregateSpec(
             len(node.keys),
@@ -345,6 +355,7 @@ class _Builder:
             self._sink.mode,
             node.event_time,
             self._sink.group_rows,
+            None if before is None else before.layout,
         )
         keyed.operators.append(spec)
         return keyed
@@ -477,6 +488,9 @@ def _details(operator: OperatorSpec) -> str:
             keys = ", ".join(field.name for field in list(operator.input_schema)[: operator.key_count])
             mode = f", {operator.mode.value} mode" if isinstance(operator, AggregateSpec) else ""
             return f"by [{keys}]{mode} {_fields(operator.schema)}"
+        case PartialAggregateSpec():
+            keys = ", ".join(field.name for field in list(operator.schema)[: operator.key_count])
+            return f"by [{keys}], within a slice"
         case ProjectSpec() | FilterSpec() | MapInArrowSpec() | GenerateSpec() | ExpandSpec():
             return _fields(operator.schema)
         case EvalPythonSpec() | EventTimeColumnSpec():
@@ -503,6 +517,8 @@ def _state_shape(operator: OperatorSpec) -> str:
             shapes = f"in={_fields(operator.input_schema)} out={_fields(operator.schema)}"
             start = "" if operator.initial is None else " with initial state"
             return f"TransformWithState keys={_key_types(operator)} {shapes}{start}"
+        case PartialAggregateSpec():
+            return "PartialAggregate"
         case ProjectSpec():
             return "Project"
         case FilterSpec():

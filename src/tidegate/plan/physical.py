@@ -71,8 +71,29 @@ class EventTimeColumnSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialAggregateSpec:
+    """Combines rows with the same first `key_count` columns, as far as they come together; see `plan.partials`."""
+
+    key_count: int
+    calls: tuple[AggregateCall, ...]
+    input_schema: pa.Schema
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class PartialLayout:
+    """Of rows that were combined: the columns of each call's parts, and the one that says how many rows each was."""
+
+    columns: tuple[tuple[int, ...], ...]
+    row_counts: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """Keyed by the first `key_count` columns of its input; a session, which is no key of the edge, is the last."""
+    """Keyed by the first `key_count` columns of its input; a session, which is no key of the edge, is the last.
+
+    `partials`: its input was combined before; the calls' arguments are then over what that was made of.
+    """
 
     key_count: int
     calls: tuple[AggregateCall, ...]
@@ -82,6 +103,7 @@ class AggregateSpec:
     mode: OutputMode = OutputMode.UPDATE
     event_time: EventTime | None = None
     group_rows: GroupRows = GroupRows.NEWEST_LAST
+    partials: PartialLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +223,7 @@ OperatorSpec: TypeAlias = (
     | FilterSpec
     | MapInArrowSpec
     | EvalPythonSpec
+    | PartialAggregateSpec
     | AggregateSpec
     | TransformWithStateSpec
     | EventTimeColumnSpec

@@ -29,8 +29,9 @@ from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.switching import DrainRate, should_switch_now
 from tidegate.protocol.windows import SendWindow
 
-# Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it.
-GATHER_BYTES = 128 << 10
+# Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it, and a slice at
+# the receiver, which takes no more than a frame, some 300 us.
+GATHER_BYTES = 512 << 10
 GATHER_MS = 20.0
 # What an element without rows counts for, so that nothing is free.
 MARKER_BYTES = 32

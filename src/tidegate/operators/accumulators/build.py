@@ -1,5 +1,7 @@
 """Accumulators from calls."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -19,11 +21,9 @@ from tidegate.operators.accumulators.moments import CentralMoments, Covariance
 from tidegate.operators.accumulators.picked import FirstValue, LastValue
 from tidegate.operators.accumulators.sketches import DistinctSketch
 from tidegate.operators.accumulators.sums import BitAccumulator, CountAccumulator, FloatAverage, FloatSum, IntegerSum
+from tidegate.operators.columnar import Slots
 from tidegate.plan.nodes import AggregateCall, AggregateFunction
-
-_MAX_DECIMAL_DIGITS = 38
-# By how much Spark's sum of decimals is wider than its values.
-_SUM_DIGITS = 10
+from tidegate.plan.partials import average_sum_type
 
 
 def accumulator_of(call: AggregateCall) -> Accumulator:
@@ -65,6 +65,15 @@ def accumulator_of(call: AggregateCall) -> Accumulator:
             return CentralMoments(function)
 
 
+def add_partials(accumulator: Accumulator, columns: Sequence[pa.Array], slots: Slots) -> None:
+    """Adds what rows were combined into before, each column the result of one of the call's parts."""
+    if isinstance(accumulator, CountAccumulator | FloatAverage | DecimalAverage):
+        accumulator.add_partials(columns, slots)
+    else:
+        # The sum of sums, the least of the least: as if they were values.
+        accumulator.add(columns, slots)
+
+
 def _sum(call: AggregateCall) -> Accumulator:
     if pa.types.is_int64(call.type):
         return IntegerSum(raises_on_overflow=call.ansi)
@@ -81,8 +90,7 @@ def _average(call: AggregateCall) -> Accumulator:
     kind = call.arguments[0].type
     if not pa.types.is_decimal128(kind):
         raise _unsupported(call, kind)
-    sum_kind = pa.decimal128(min(_MAX_DECIMAL_DIGITS, kind.precision + _SUM_DIGITS), kind.scale)
-    return DecimalAverage(sum_kind, call.type, raises_on_overflow=call.ansi)
+    return DecimalAverage(average_sum_type(kind), call.type, raises_on_overflow=call.ansi)
 
 
 def _extreme(call: AggregateCall) -> Accumulator:

@@ -1,11 +1,12 @@
 """The running values of all calls of an aggregation as one: arguments, FILTER and DISTINCT are evaluated here."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.accumulators.build import accumulator_of
+from tidegate.operators.accumulators.build import accumulator_of, add_partials
 from tidegate.operators.accumulators.contract import Accumulator, Frozen
 from tidegate.operators.accumulators.distinct import DistinctRows, FreshRows
 from tidegate.operators.columnar import Slots, slots_array
@@ -13,12 +14,17 @@ from tidegate.plan.expressions import Expression
 from tidegate.plan.kernels import compile_expression
 from tidegate.plan.key_groups import fixed_values_of, validity_of
 from tidegate.plan.nodes import AggregateCall
+from tidegate.plan.physical import PartialLayout
 
 
 class CallStates:
-    """By slot. Calls over the same distinct values, with the same FILTER, share what was seen of them."""
+    """By slot. Calls over the same distinct values, with the same FILTER, share what was seen of them.
 
-    def __init__(self, calls: Sequence[AggregateCall]) -> None:
+    `partials`: where each call's parts stand in rows that were combined before.
+    """
+
+    def __init__(self, calls: Sequence[AggregateCall], partials: PartialLayout | None = None) -> None:
+        self._partials = partials
         self._calls = [_Call(call) for call in calls]
         self._plain = [
             _PlainCall(made, call) for made, call in zip(self._calls, calls, strict=True) if not call.distinct
@@ -53,6 +59,10 @@ class CallStates:
             each.seen.grow_to(slot_count)
 
     def add(self, rows: pa.RecordBatch, slots: Slots) -> None:
+        if self._partials is not None:
+            for call, columns in zip(self._calls, self._partials.columns, strict=True):
+                add_partials(call.accumulator, [rows.column(at) for at in columns], slots)
+            return
         for plain in self._plain:
             plain.add(rows, slots)
         for each in self._sets:
@@ -114,7 +124,7 @@ class _PlainCall:
         self._condition = _compiled(call.condition)
 
     def add(self, rows: pa.RecordBatch, slots: Slots) -> None:
-        rows, slots = _where(self._condition, rows, slots)
+        rows, slots = chosen_rows(self._condition, rows, slots)
         if self._condition is None or len(slots):
             self.call.add(rows, slots)
 
@@ -129,7 +139,7 @@ class _DistinctCalls:
         self._calls = calls
 
     def add(self, rows: pa.RecordBatch, slots: Slots) -> None:
-        rows, slots = _where(self._condition, rows, slots)
+        rows, slots = chosen_rows(self._condition, rows, slots)
         if len(slots):
             self.add_fresh(self.seen.add([value(rows) for value in self._values], slots))
 
@@ -139,14 +149,15 @@ class _DistinctCalls:
                 call.add(fresh.rows, fresh.slots)
 
 
-_Condition = Callable[[pa.RecordBatch], pa.Array]
+_Condition: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
 
 
 def _compiled(condition: Expression | None) -> _Condition | None:
     return None if condition is None else compile_expression(condition)
 
 
-def _where(condition: _Condition | None, rows: pa.RecordBatch, slots: Slots) -> tuple[pa.RecordBatch, Slots]:
+def chosen_rows(condition: _Condition | None, rows: pa.RecordBatch, slots: Slots) -> tuple[pa.RecordBatch, Slots]:
+    """Those for which the condition is true."""
     if condition is None:
         return rows, slots
     met = condition(rows)

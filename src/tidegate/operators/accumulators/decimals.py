@@ -91,6 +91,11 @@ class DecimalAverage:
         valid = validity_of(columns[0])
         np.add.at(self._counts.arrays[0].used, slots if valid is None else slots[valid], 1)
 
+    def add_partials(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        """Sums, null where no value came, and of how many values they are."""
+        self._sum.add(columns[:1], slots)
+        np.add.at(self._counts.arrays[0].used, slots, fixed_values_of(columns[1]).astype(np.int64))
+
     def merge(self, *, sources: Slots, targets: Slots) -> None:
         self._sum.merge(sources=sources, targets=targets)
         counts = self._counts.arrays[0].used

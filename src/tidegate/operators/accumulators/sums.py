@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.model.errors import UserCodeFailure
-from tidegate.operators.accumulators.contract import FixedColumns, distinct_slots, without_nulls
+from tidegate.operators.accumulators.contract import FixedColumns, distinct_slots, raw_values, without_nulls
 from tidegate.operators.columnar import GrowingArray, Slots, fixed_array
 from tidegate.plan.key_groups import validity_of
 
@@ -30,6 +30,9 @@ class CountAccumulator(FixedColumns):
         if flags:
             slots = slots[np.logical_and.reduce(flags)]
         np.add.at(self.arrays[0].used, slots, 1)
+
+    def add_partials(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        np.add.at(self.arrays[0].used, slots, raw_values(columns[0]).astype(np.int64))
 
     def merge(self, *, sources: Slots, targets: Slots) -> None:
         counts = self.arrays[0].used
@@ -126,6 +129,12 @@ class FloatAverage(FixedColumns):
         values, slots = without_nulls(columns[0], slots)
         _add_floats(self.arrays[0], values, slots)
         np.add.at(self.arrays[1].used, slots, 1)
+
+    def add_partials(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        """Sums, null where no value came, and of how many values they are."""
+        sums, having = without_nulls(columns[0], slots)
+        _add_floats(self.arrays[0], sums, having)
+        np.add.at(self.arrays[1].used, slots, raw_values(columns[1]).astype(np.int64))
 
     def merge(self, *, sources: Slots, targets: Slots) -> None:
         sums, counts = self.arrays[0].used, self.arrays[1].used
