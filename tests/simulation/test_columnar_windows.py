@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.model.ids import EdgeId, VertexId
+from tidegate.operators import partial_aggregate
 from tidegate.plan.expressions import Column
 from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, EventTimeKey, OutputMode, Scan, Sink
+from tidegate.plan.partials import combined
 from tidegate.plan.physical import (
     AggregateSpec,
     Edge,
@@ -47,6 +49,25 @@ class WindowsByColumns(Shape):
         event_time = EventTime(2, EventTimeKey.TIMESTAMP)
         spec = AggregateSpec(3, (COUNT,), results, keys.schema, WINDOWS, OutputMode.APPEND, event_time)
         return _job(self, keys, spec, key_count=3, parallelism=parallelism)
+
+
+class CombinedWindows(WindowsByColumns):
+    """Rows of a window are combined before the shuffle, as far as they come in one slice."""
+
+    def plan(self, parallelism: int) -> JobPlan:
+        plain = super().plan(parallelism)
+        source, groups = plain.vertices
+        (spec,) = groups.operators
+        assert isinstance(spec, AggregateSpec)
+        before = combined(spec.calls, spec.input_schema, key_count=3, counts_rows=True)
+        assert before is not None
+        behind = replace(spec, input_schema=before.spec.schema, partials=before.layout)
+        vertices = (
+            replace(source, operators=(*source.operators, before.spec)),
+            replace(groups, operators=(behind,)),
+        )
+        edges = tuple(replace(edge, schema=before.spec.schema) for edge in plain.edges)
+        return replace(plain, vertices=vertices, edges=edges)
 
 
 class SessionsByColumns(Shape):
@@ -88,7 +109,13 @@ def _job(shape: Shape, keys: ProjectSpec, spec: AggregateSpec, *, key_count: int
     return JobPlan((source, groups), (edge,), parallelism, MAX_PARALLELISM)
 
 
-@pytest.mark.parametrize("kind", [WindowsByColumns, SessionsByColumns])
+@pytest.fixture(autouse=True)
+def _combines_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_aggregate, "_FEW_ROWS", 2)
+    monkeypatch.setattr(partial_aggregate, "_ROWS_PER_GROUP", 1)
+
+
+@pytest.mark.parametrize("kind", [WindowsByColumns, CombinedWindows, SessionsByColumns])
 def test_every_group_is_committed_once_and_whole(kind: type[Shape]) -> None:
     restores = rescales = 0
     for seed in SEEDS:

@@ -1,6 +1,7 @@
 """Kernels of strings, decimals, casts and TRY mode without Spark: slices, refusals, errors that name a row."""
 
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -154,3 +155,30 @@ def test_a_double_is_rounded_by_the_decimal_it_is_printed_as(number: float | Non
     batch = pa.RecordBatch.from_arrays([pa.array([number], pa.float64())], names=["d"])
     expression = call("Round", Column(0, "d", pa.float64()), integer(2), type=pa.float64())
     assert list(map(repr, values(expression, batch))) == [repr(rounded)]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_constants_are_put_before_and_behind_a_value_as_joining_would(kind: pa.DataType) -> None:
+    def of(text: str) -> Any:
+        return text if pa.types.is_string(kind) else text.encode()
+
+    column = Column(0, "s", kind)
+    texts = ["", "é", None, "a longer text, well beyond a word"]
+    batch = pa.record_batch([pa.array([None if text is None else of(text) for text in texts], kind)], names=["s"])
+
+    def given(*parts: str | None) -> list[Any]:
+        """The column stands where a part is empty; 'null' is a constant."""
+        constants = {"null": Literal(None, kind)}
+        arguments = [column if part == "" else constants.get(str(part), Literal(of(str(part)), kind)) for part in parts]
+        result = compile_expression(Call("Concat", tuple(arguments), kind, ansi=True))(batch)
+        assert result.type == kind
+        return list(result.to_pylist())
+
+    def joined(before: str, behind: str) -> list[Any]:
+        return [None if text is None else of(before + text + behind) for text in texts]
+
+    assert given("ü-", "") == joined("ü-", "")
+    assert given("", "-x") == joined("", "-x")
+    assert given("a", "b", "", "c", "d") == joined("ab", "cd")
+    assert given("") == joined("", "")
+    assert given("a", "", "null") == [None] * 4

@@ -55,12 +55,14 @@ class PartialAggregateOperator(Stateless):
         if self._left_out:
             self._left_out -= 1
             return None
+        if not all(part.may_combine(rows) for part in self._parts):
+            return None
         groups = groups_of(rows.columns[: self._spec.key_count], rows.num_rows)
         is_worth_it = groups.count * _ROWS_PER_GROUP <= rows.num_rows
         if rows.num_rows >= _TELLING_ROWS:
             self._left_out = 0 if is_worth_it else self._slices_to_leave_out
             self._slices_to_leave_out = 1 if is_worth_it else min(2 * self._left_out, _MOST_SLICES_LEFT_OUT)
-        return groups if is_worth_it and all(part.may_combine(rows) for part in self._parts) else None
+        return groups if is_worth_it else None
 
     def _combined(self, rows: pa.RecordBatch, groups: SliceGroups) -> pa.RecordBatch:
         having = slots_array(groups.rows)
