@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.api.query import active_queries as queries
     from tidegate.api.writer import DataStreamWriter, writeStream
     from tidegate.coordinator.views import CheckpointView
+    from tidegate.protocol.why import WhyReport
     from tidegate.spark.connected import ConnectProcessor
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "StreamingQuery",
     "TidegateError",
     "UserError",
+    "WhyReport",
     "__version__",
     "connect",
     "queries",
@@ -44,6 +46,7 @@ _HOMES = {
     "DataStreamWriter": ("tidegate.api.writer", "DataStreamWriter"),
     "NexmarkDataSource": ("tidegate.api.nexmark", "NexmarkDataSource"),
     "StreamingQuery": ("tidegate.api.query", "StreamingQuery"),
+    "WhyReport": ("tidegate.protocol.why", "WhyReport"),
     "connect": ("tidegate.api.connect", "connect"),
     "queries": ("tidegate.api.query", "active_queries"),
     "writeStream": ("tidegate.api.writer", "writeStream"),

@@ -67,7 +67,7 @@ def test_who_waits_for_a_savepoint_hears_of_a_failure_of_the_job() -> None:
     job, asked = running(restart=RESTARTS), wish(Afterwards.SUSPEND)
     job.driver.ask_for_savepoint(asked)
     job.say(SLOTS[0], failed(1))
-    assert str(asked.answer.exception(0)) == "The savepoint was not taken: job_restarted."
+    assert str(asked.answer.exception(0)) == "The savepoint was not taken: job_restarted: seven is not allowed."
     assert job.state == "restarting"
 
 

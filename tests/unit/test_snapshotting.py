@@ -293,7 +293,7 @@ def test_a_slot_that_cannot_store_its_part_declines(tmp_path: Path) -> None:
     slot = Slot(Full(tmp_path))
     slot.take(ONE)
     slot.upload()
-    assert slot.said == [Decline(GENERATION, ONE, "DidNotHappen: the disk is full")]
+    assert slot.said == [Decline(GENERATION, ONE, "DidNotHappen: the disk is full", is_upload=True)]
 
 
 def test_an_aborted_checkpoint_is_neither_encoded_nor_acknowledged(store: Store) -> None:

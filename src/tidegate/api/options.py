@@ -287,8 +287,34 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "the delay before a restart; `exponential` starts again at once the first time",
             "restart-strategy.fixed-delay.delay",
         ),
+        OptionSpec(
+            "ui.enabled",
+            "true",
+            _choice("true", "false"),
+            "whether the driver serves the query's metrics over HTTP, at `query.url`",
+        ),
+        OptionSpec(
+            "ui.port",
+            "4400",
+            _count(0, 65_535),
+            "the port it listens on, or the next one that is free; 0 takes any",
+            "rest.port",
+        ),
+        OptionSpec(
+            "ui.host",
+            "127.0.0.1",
+            _text,
+            "the address it listens on",
+            "rest.bind-address",
+        ),
     ]
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +341,7 @@ class QueryOptions:
     restore_from: str | None
     rollback: SinkRollback
     restart: RestartStrategy
+    page: PageOptions | None
 
 
 def split_options(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -377,6 +404,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
+        page=PageOptions(read("ui.host"), read("ui.port")) if read("ui.enabled") == "true" else None,
     )
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+from tidegate.protocol.statistics import StatisticsView
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -18,10 +19,48 @@ def progress_of(checkpoint: CheckpointView | None, view: JobView) -> dict[str, A
         "durationMs": {} if checkpoint is None else {"checkpoint": checkpoint.duration_ms},
         "generation": view.generation,
         "numInputRows": sum(task.rows_in for task in sources),
+        "inputRowsPerSecond": sum(task.rates.rows_in_per_s for task in sources),
+        "processedRowsPerSecond": sum(task.rates.rows_out_per_s for task in sources),
         "stateOperators": _state_operators(view.tasks),
         "sources": [_source(task) for task in sources],
         "slots": [{"slot": slot, "pid": pid} for slot, pid in enumerate(view.slot_pids)],
         "tasks": [_task(task) for task in view.tasks],
+        "tidegate": {"checkpoints": _checkpoints(view.statistics), "tasks": [_metrics(task) for task in view.tasks]},
+    }
+
+
+def _checkpoints(statistics: StatisticsView | None) -> dict[str, Any]:
+    """How many there were since the query began, how they ended, and how long the last completed ones took."""
+    if statistics is None:
+        return {}
+    duration = statistics.duration_ms
+    return {
+        "triggered": statistics.triggered,
+        "completed": statistics.completed,
+        "failed": statistics.failed,
+        "inProgress": statistics.in_progress,
+        "failedBy": {reason.value: count for reason, count in statistics.by_reason.items()},
+        "durationMs": None if duration is None else {"p50": duration.p50, "p95": duration.p95, "max": duration.max},
+    }
+
+
+def _metrics(task: TaskView) -> dict[str, Any]:
+    """What it does just now, over the last second or so, beside what it did since the generation began."""
+    rates = task.rates
+    return {
+        "task": str(task.task),
+        "name": task.name,
+        "busyMsPerSecond": round(rates.busy_ms_per_s, 1),
+        "backpressuredMsPerSecond": round(rates.backpressured_ms_per_s, 1),
+        "idleMsPerSecond": round(rates.idle_ms_per_s, 1),
+        "rowsInPerSecond": round(rates.rows_in_per_s, 1),
+        "rowsOutPerSecond": round(rates.rows_out_per_s, 1),
+        "bytesIn": task.bytes_in,
+        "bytesOut": task.bytes_out,
+        "queuedBytes": task.queued_bytes,
+        "windowBytes": task.window_bytes,
+        "pausedMs": round(task.paused_ms),
+        "lateRows": task.late_rows,
     }
 
 

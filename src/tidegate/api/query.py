@@ -8,12 +8,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tidegate.api.explain_checkpoint import explain_checkpoint
 from tidegate.api.progress import progress_of
 from tidegate.api.savepoints import SavepointPlace, take_savepoint
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.views import CheckpointView, JobView
 from tidegate.model.errors import TidegateError
 from tidegate.protocol.requests import Afterwards
+from tidegate.protocol.why import WhyReport
 
 _active: dict[str, "StreamingQuery"] = {}
 _active_lock = threading.Lock()
@@ -46,6 +48,7 @@ class StreamingQuery:
         # What stands before the sources: Spark's own queries, if they ingest for this one.
         self._feed_all_available: Callable[[], None] = lambda: None
         self._is_more_fed: Callable[[], bool] = lambda: False
+        self._url: str | None = None
         # Spark's listeners have heard of the end before those who wait for it.
         self._await_last_events: Callable[[], None] = lambda: None
         with _active_lock:
@@ -66,6 +69,11 @@ class StreamingQuery:
         return self._name
 
     @property
+    def url(self) -> str | None:
+        """Where the driver serves `/metrics` while it runs; None without `ui.enabled`, or if it cannot listen."""
+        return self._url
+
+    @property
     def isActive(self) -> bool:
         return not self._coordinator.wait(0)
 
@@ -84,6 +92,13 @@ class StreamingQuery:
     def checkpoints(self) -> list[CheckpointView]:
         """Newest first."""
         return list(self._coordinator.view().checkpoints)
+
+    def why(self, checkpoint_id: int | None = None) -> WhyReport:
+        """Why a checkpoint took as long as it did, or failed: `print(query.why())`.
+
+        By default the newest one that was slow or failed, else the newest. Of the last 50 and those under way.
+        """
+        return explain_checkpoint(self._coordinator.checkpoint_facts(), checkpoint_id)
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.plan.scan_settings import with_scan_settings
+from tidegate.server.page import QueryPage
 from tidegate.spark.bounded import check_bounded_output
 from tidegate.spark.catalyst import check_output_mode, require_classic
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
@@ -376,6 +377,10 @@ class DataStreamWriter:
             explanation=self._explanation(plan, options, ingested),
             savepoints=SavepointPlace(None if is_passing else location, options.guarantee),
         )
+        if options.page is not None:
+            page = QueryPage(name, coordinator.view, host=options.page.host, port=options.page.port)
+            query._url = page.url
+            coordinator.on_finish(page.close)
         query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
         identity = QueryIdentity(id=query.id, run_id=query.runId, name=query.name, sink=sink.format)
         events = SparkEvents(spark, coordinator, identity)

@@ -54,6 +54,31 @@ def doctor(
     _exit_with(lambda: command.run(Console(), with_spark=spark))
 
 
+@app.command()
+def checkpoints(
+    location: Annotated[str, typer.Argument(help="The checkpointLocation of a query, running or not.")],
+) -> None:
+    """List a query's retained checkpoints, and the last that failed."""
+    from rich.console import Console
+
+    from tidegate.cli import checkpoints as command
+
+    _exit_with(lambda: command.show_all(Console(), location))
+
+
+@app.command()
+def why(
+    location: Annotated[str, typer.Argument(help="The checkpointLocation of a query, running or not.")],
+    checkpoint: Annotated[
+        int | None, typer.Argument(help="Its id; by default the newest that was slow or failed.")
+    ] = None,
+) -> None:
+    """Say why a checkpoint took so long, or failed, and what to do about it."""
+    from tidegate.cli import checkpoints as command
+
+    _exit_with(lambda: command.explain(location, checkpoint))
+
+
 def _exit_with(command: Callable[[], int]) -> None:
     """An error of ours is one sentence for the user; anything else is a bug and keeps its traceback."""
     try:

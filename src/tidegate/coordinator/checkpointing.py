@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+import msgspec
+
 from tidegate.connectors.contract import CommittedPositions
 from tidegate.coordinator.durable import DurableJob
+from tidegate.coordinator.facts import JobFacts, as_completed, checkpoint_facts
 from tidegate.coordinator.history import HeldElsewhere, History, Underway, in_progress_view
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.savepoints import Savepoints
+from tidegate.coordinator.slot_clocks import SlotClocks
 from tidegate.coordinator.views import CheckpointView
 from tidegate.model.clock import Clock
 from tidegate.model.errors import JobFailure, Superseded, TidegateError
@@ -21,10 +25,12 @@ from tidegate.network.messages import (
     BarrierEverywhere,
     CheckpointDone,
     Decline,
+    SlotStanding,
     SnapshotsTaken,
     ToSlot,
     TriggerCheckpoint,
 )
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
 from tidegate.protocol.checkpoints import (
     Abort,
     CheckpointAction,
@@ -41,6 +47,20 @@ from tidegate.storage.manifests import Manifest
 from tidegate.worker.mailbox import Background
 
 log = logging.getLogger("tidegate")
+
+# Slots tell how far they were with one that is given up; nobody waits for them for longer.
+_LATE_WORDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """A checkpoint that failed, as it was then."""
+
+    underway: Underway
+    reason: FailureReason
+    detail: str | None
+    duration_ms: float
+    last_words_ms: dict[SlotIndex, float]
 
 
 class CheckpointListener(Protocol):
@@ -67,7 +87,9 @@ class Checkpointing:
     tell: Callable[[SlotIndex, ToSlot], None]
     listener: CheckpointListener
     tell_sources: Callable[[VertexId, CommittedPositions], None] = lambda vertex, committed: None
+    clocks: SlotClocks = field(default_factory=SlotClocks)
     _underway: dict[CheckpointId, Underway] = field(default_factory=dict)
+    _given_up: dict[CheckpointId, "_GivenUp"] = field(default_factory=dict)
     _details: dict[CheckpointId, str] = field(default_factory=dict)
     _waiting: deque[CheckpointAction] = field(default_factory=deque)
     _is_performing: bool = False
@@ -99,12 +121,27 @@ class Checkpointing:
         underway = self._underway.get(message.checkpoint)
         if underway is not None:
             underway.acknowledged.setdefault(slot, message)  # said twice, it counts once, as in the machine
+            underway.acknowledged_at_ms.setdefault(slot, self.clock.monotonic_ms())
             self._perform(self.machine.on_acknowledged(message.checkpoint, slot))
 
+    def on_standings(self, slot: SlotIndex, standings: list[SlotStanding]) -> None:
+        """How far a slot is with the checkpoints that are under way; only for who asks why."""
+        for standing in standings:
+            checkpoint = standing.checkpoint
+            if checkpoint in self._underway:
+                self._underway[checkpoint].standings[slot] = standing
+            elif (given_up := self._given_up.get(checkpoint)) is not None:
+                given_up.underway.standings[slot] = standing
+                self.history.failed_later_known(self._facts_of_failed(given_up))
+
     def on_decline(self, slot: SlotIndex, message: Decline) -> None:
+        if (underway := self._underway.get(message.checkpoint)) is not None:
+            underway.failed_slot, underway.is_upload_failure = slot, message.is_upload
         self._give_up_on(message.checkpoint, FailureReason.DECLINED, f"slot {slot}: {message.reason}")
 
-    def close(self, reason: FailureReason) -> None:
+    def close(self, reason: FailureReason, detail: str | None = None) -> None:
+        if detail is not None:
+            self._details = {checkpoint: self._details.get(checkpoint, detail) for checkpoint in self._underway}
         self._perform(self.machine.close(reason))
         self._is_closed = True
         # Also those that are stored: whether they are committed is found out by the next generation.
@@ -118,6 +155,19 @@ class Checkpointing:
     def in_progress(self) -> tuple[CheckpointView, ...]:
         now_ms = self.clock.monotonic_ms()
         return tuple(in_progress_view(underway, now_ms) for underway in reversed(self._underway.values()))
+
+    def facts_in_progress(self) -> tuple[CheckpointFacts, ...]:
+        now_ms = self.clock.monotonic_ms()
+        return tuple(
+            checkpoint_facts(
+                self._job_facts(),
+                underway.heard(self._last_words_ms()),
+                self.clocks,
+                outcome=Outcome.IN_PROGRESS,
+                duration_ms=now_ms - underway.triggered_at_ms,
+            )
+            for underway in self._underway.values()
+        )
 
     # -- inside
 
@@ -173,7 +223,13 @@ class Checkpointing:
         self._tell_all(AbortCheckpoint(self.generation, checkpoint))
         detail = self._details.pop(checkpoint, None)
         now_ms = self.clock.monotonic_ms()
-        self.history.failed(self._underway.pop(checkpoint), reason=reason, detail=detail, now_ms=now_ms)
+        underway = self._underway.pop(checkpoint)
+        given_up = _GivenUp(underway, reason, detail, now_ms - underway.triggered_at_ms, self._last_words_ms())
+        facts = self._facts_of_failed(given_up)
+        self.history.failed(underway, reason=reason, detail=detail, now_ms=now_ms, facts=facts)
+        self._given_up[checkpoint] = given_up
+        while len(self._given_up) > _LATE_WORDS:
+            del self._given_up[next(iter(self._given_up))]
         if savepoint is not None:
             self._refuse_savepoint(savepoint, reason.value if detail is None else f"{reason.value}: {detail}")
 
@@ -195,6 +251,14 @@ class Checkpointing:
             plan=self.spec.slot_settings.plan,
         )
         paths: list[str] = []
+        facts = checkpoint_facts(
+            self._job_facts(),
+            underway.heard(self._last_words_ms()),
+            self.clocks,
+            outcome=Outcome.COMPLETED,
+            duration_ms=manifest.duration_ms,
+        )
+        manifest = msgspec.structs.replace(manifest, statistics=facts)
 
         def commit_if_stored() -> None:
             if paths:
@@ -202,11 +266,13 @@ class Checkpointing:
 
         self.storing.submit(
             lambda: paths.append(self.durable.complete(manifest, location=underway.location)),
-            lambda error: self._on_stored(manifest, paths, error),
+            lambda error: self._on_stored(manifest, facts, paths, error),
         )
         self.storing.submit(commit_if_stored, lambda error: self._on_committed(underway, paths, error))
 
-    def _on_stored(self, manifest: Manifest, paths: list[str], error: BaseException | None) -> None:
+    def _on_stored(
+        self, manifest: Manifest, facts: CheckpointFacts, paths: list[str], error: BaseException | None
+    ) -> None:
         checkpoint = manifest.checkpoint
         if self._is_closed or checkpoint not in self._underway:
             return
@@ -216,7 +282,9 @@ class Checkpointing:
             self._give_up_on(checkpoint, FailureReason.STORE_FAILED, f"{type(error).__name__}: {error}")
         else:
             done, now_ms = self._underway.pop(checkpoint), self.clock.monotonic_ms()
-            self.history.completed(done, path=paths[0], duration_ms=now_ms - done.triggered_at_ms)
+            duration_ms = now_ms - done.triggered_at_ms
+            completed = as_completed(facts, duration_ms=duration_ms)
+            self.history.completed(done, path=paths[0], duration_ms=duration_ms, facts=completed)
             held_by_receiver = done.held_by_receiver()
             for slot in map(SlotIndex, range(self._slot_count())):
                 held = held_by_receiver.get(slot, HeldElsewhere())
@@ -254,6 +322,27 @@ class Checkpointing:
             self.listener.on_checkpointing_failed(error)
         elif error is not None:
             log.warning("Old checkpoints could not be removed, the next one tries again: %s", error)
+
+    def _facts_of_failed(self, given_up: "_GivenUp") -> CheckpointFacts:
+        underway = given_up.underway
+        return checkpoint_facts(
+            self._job_facts(),
+            underway.heard(given_up.last_words_ms),
+            self.clocks,
+            outcome=Outcome.FAILED,
+            duration_ms=given_up.duration_ms,
+            failure=given_up.reason.value,
+            detail=given_up.detail,
+            failed_slot=underway.failed_slot,
+            is_upload_failure=underway.is_upload_failure,
+        )
+
+    def _job_facts(self) -> JobFacts:
+        return JobFacts(self.spec.slot_settings.plan, self.generation, self.spec.checkpoints)
+
+    def _last_words_ms(self) -> dict[SlotIndex, float]:
+        words = ((SlotIndex(slot), self.clocks.last_word_ms(SlotIndex(slot))) for slot in range(self._slot_count()))
+        return {slot: at_ms for slot, at_ms in words if at_ms is not None}
 
     def _give_up_on(self, checkpoint: CheckpointId, reason: FailureReason, detail: str) -> None:
         if checkpoint in self._underway:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from tidegate.connectors.registry import open_sink, open_source
 from tidegate.coordinator.driver import Driver
 from tidegate.coordinator.durable import DurableJob, DurableSettings
+from tidegate.coordinator.failure_notes import FailureNotes
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import Launcher
 from tidegate.coordinator.roster import Roster
@@ -19,6 +20,7 @@ from tidegate.coordinator.savepoints import SavepointWish
 from tidegate.coordinator.views import JobView
 from tidegate.model.clock import Clock, SystemClock
 from tidegate.model.errors import JobFailure, TidegateError
+from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.protocol.job import JobState
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.storage.store import Store, open_store
@@ -27,6 +29,8 @@ from tidegate.worker.mailbox import BackgroundThread, Mailbox
 log = logging.getLogger("tidegate")
 
 _LONGEST_WAIT_MS = 1_000.0
+# How often whoever waits for an answer of the loop looks whether it has ended.
+_LOOK_S = 0.2
 # A query that ends is looked at more often: somebody waits for it.
 _LONGEST_WAIT_WHILE_LEAVING_MS = 100.0
 
@@ -57,6 +61,7 @@ class Coordinator:
         )
         self._mailbox = Mailbox()
         self._storing = BackgroundThread(self._mailbox, name="tidegate-storing")
+        self._failure_notes = FailureNotes(store, self._storing, self._clock)
         self._looking = BackgroundThread(self._mailbox, name="tidegate-sources")
         self._roster = Roster(
             job=spec.job_id,
@@ -119,6 +124,17 @@ class Coordinator:
         self.post(lambda: self._driver.ask_for_savepoint(wish))
         return wish.answer
 
+    def checkpoint_facts(self) -> tuple[CheckpointFacts, ...]:
+        """What is known of the newest checkpoints, newest first; asks the loop, and waits for its answer."""
+        answer: Future[tuple[CheckpointFacts, ...]] = Future()
+        self.post(lambda: answer.set_result(self._driver.facts()))
+        while not self._finished.wait(0):
+            try:
+                return answer.result(timeout=_LOOK_S)
+            except TimeoutError:
+                continue
+        return self._driver.facts()
+
     def on_finish(self, call: Callable[[], None]) -> None:
         """Called once the job has ended, at once if it has."""
         with self._finish_lock:
@@ -137,6 +153,7 @@ class Coordinator:
             self._driver.begin()
             while not self._driver.is_over:
                 self._take_turn()
+            self._failure_notes.finish(self._driver.ended_facts())
         except BaseException as error:
             # A bug in the loop itself: whoever waits must hear of it.
             log.exception("The coordinator of query %r failed.", self._spec.name)
@@ -156,6 +173,7 @@ class Coordinator:
             self._driver.on_event(event)
         self._driver.on_time()
         self._publish()
+        self._failure_notes.look(self._driver.ended_facts())
 
     def _wait_ms(self) -> float:
         longest_ms = _LONGEST_WAIT_WHILE_LEAVING_MS if self._is_leaving else _LONGEST_WAIT_MS

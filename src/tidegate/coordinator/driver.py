@@ -45,6 +45,7 @@ from tidegate.network.messages import (
     Run,
     SnapshotsTaken,
 )
+from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.job import JobEvent, JobState, next_state
 from tidegate.protocol.requests import Afterwards
@@ -190,6 +191,14 @@ class Driver:
             statistics=self._running.statistics(),
         )
 
+    def facts(self) -> tuple[CheckpointFacts, ...]:
+        """What is known of the newest checkpoints, newest first."""
+        return self._running.facts()
+
+    def ended_facts(self) -> tuple[CheckpointFacts, ...]:
+        """The same without those under way, which cost more to put together."""
+        return self._running.ended_facts()
+
     # -- from the generation that comes up
 
     def on_generation_begun(self, generation: Generation) -> None:
@@ -253,7 +262,7 @@ class Driver:
             return
         ran_for_ms = self._bringing_up.ran_for_ms()
         self._failure = failure
-        self._end_generation(FailureReason.JOB_RESTARTED)
+        self._end_generation(FailureReason.JOB_RESTARTED, str(failure))
         self._move(JobEvent.FAILURE)
         if isinstance(failure, Superseded | EnvironmentProblem | IncompatibleCheckpoint | Damaged):
             self._fail_for_good()
@@ -299,9 +308,9 @@ class Driver:
             listener=self,
         )
 
-    def _end_generation(self, reason: FailureReason) -> None:
+    def _end_generation(self, reason: FailureReason, detail: str | None = None) -> None:
         self._bringing_up.close()
-        self._running.end(reason)
+        self._running.end(reason, detail)
 
     def _on_launch_exit(self, exit: LaunchExit) -> None:
         if self._leaving.has_begun:

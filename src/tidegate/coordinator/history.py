@@ -1,17 +1,26 @@
 """The checkpoints of a job in numbers: gathers acknowledgements into manifests and views."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import msgspec
 
+from tidegate.coordinator.facts import Heard
 from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
 from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex, VertexId
-from tidegate.network.messages import Acknowledge, ChannelCapture, StoredChannel, StoredElement, TaskPart
+from tidegate.network.messages import (
+    Acknowledge,
+    ChannelCapture,
+    SlotStanding,
+    StoredChannel,
+    StoredElement,
+    TaskPart,
+)
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.channel_ranges import ReceiverRange, SenderRange, find_gap
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, TaskFacts
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.kinds import CheckpointKind, combined
 from tidegate.protocol.requests import SavepointRequest
@@ -42,6 +51,10 @@ class Underway:
     taken: set[SlotIndex] = field(default_factory=set)
     savepoint: SavepointRequest | None = None
     location: str | None = None
+    acknowledged_at_ms: dict[SlotIndex, float] = field(default_factory=dict)
+    standings: dict[SlotIndex, SlotStanding] = field(default_factory=dict)
+    failed_slot: SlotIndex | None = None
+    is_upload_failure: bool = False
     # Made once per slot: the job is looked at in every turn of the loop.
     _views: dict[SlotIndex, tuple[TaskCheckpointView, ...]] = field(default_factory=dict)
 
@@ -58,6 +71,24 @@ class Underway:
             if slot not in self._views:
                 self._views[slot] = tuple(map(_task_view, ack.parts))
         return tuple(view for _, views in sorted(self._views.items()) for view in views)
+
+    def heard(self, last_words_ms: Mapping[SlotIndex, float]) -> Heard:
+        return Heard(
+            checkpoint=self.checkpoint,
+            is_savepoint=self.savepoint is not None,
+            kind=self.kind().value,
+            triggered_at_ms=self.triggered_at_ms,
+            triggered_wall_ms=self.triggered_wall_ms,
+            acknowledged=self.acknowledged,
+            acknowledged_at_ms=self.acknowledged_at_ms,
+            standings=self.standings,
+            last_words_ms=last_words_ms,
+        )
+
+    def kind(self) -> CheckpointKind:
+        """Also by what tasks said whose slot has not acknowledged."""
+        told = {task.kind for said in self.standings.values() for task in said.tasks if task.kind is not None}
+        return combined([CheckpointKind(kind) for kind in told | {part.kind for part in self.parts()}])
 
     def find_gap(self) -> str | None:
         receivers = (
@@ -128,16 +159,25 @@ class History:
 
     def __init__(self) -> None:
         self._views: deque[CheckpointView] = deque(maxlen=_REMEMBERED)
+        self._facts: dict[int, CheckpointFacts] = {}
         self._statistics = CheckpointStatistics()
 
-    def _remember(self, view: CheckpointView) -> None:
+    def _remember(self, view: CheckpointView, facts: CheckpointFacts | None) -> None:
         self._views.append(view)
+        if facts is not None:
+            self._facts[view.id] = facts
+        while len(self._facts) > _DETAILED:
+            del self._facts[next(iter(self._facts))]
         if len(self._views) > _DETAILED:
             # One view of thousands of tasks takes megabytes.
             self._views[-1 - _DETAILED] = replace(self._views[-1 - _DETAILED], tasks=())
 
     def views(self) -> tuple[CheckpointView, ...]:
         return tuple(reversed(self._views))
+
+    def facts(self) -> tuple[CheckpointFacts, ...]:
+        """Of the newest, in the order in which they ended."""
+        return tuple(self._facts.values())
 
     def statistics(self) -> StatisticsView:
         return self._statistics.snapshot()
@@ -148,7 +188,9 @@ class History:
     def refused(self, reason: FailureReason) -> None:
         self._statistics.on_refused(reason)
 
-    def completed(self, underway: Underway, *, path: str, duration_ms: float) -> None:
+    def completed(
+        self, underway: Underway, *, path: str, duration_ms: float, facts: CheckpointFacts | None = None
+    ) -> None:
         parts = underway.parts()
         new_state_bytes = sum(_new_state_bytes(ack) for ack in underway.acknowledged.values())
         inflight_bytes = sum(part.inflight_bytes for part in parts)
@@ -169,26 +211,51 @@ class History:
                 new_state_bytes=new_state_bytes,
                 inflight_bytes=inflight_bytes,
                 new_inflight_bytes=new_inflight_bytes,
+                processed_bytes=0 if facts is None else sum(task.processed_bytes for task in facts.tasks),
                 path=path,
-                tasks=underway.task_views(),
-            )
+                tasks=_with_facts(underway.task_views(), facts),
+            ),
+            facts,
         )
 
-    def failed(self, underway: Underway, *, reason: FailureReason, detail: str | None, now_ms: float) -> None:
+    def failed(
+        self,
+        underway: Underway,
+        *,
+        reason: FailureReason,
+        detail: str | None,
+        now_ms: float,
+        facts: CheckpointFacts | None = None,
+    ) -> None:
+        """With the numbers of those who had answered, and who had not."""
         parts = underway.parts()
         self._statistics.on_failed(reason, now_ms - underway.triggered_at_ms)
         self._remember(
             CheckpointView(
                 id=underway.checkpoint,
                 status="failed",
-                kind=_kind(parts).value,
+                kind=underway.kind().value,
                 is_savepoint=underway.savepoint is not None,
                 triggered_at=_datetime(underway.triggered_wall_ms),
                 duration_ms=now_ms - underway.triggered_at_ms,
+                state_bytes=sum(part.state_bytes for part in parts),
+                inflight_bytes=sum(part.inflight_bytes for part in parts),
+                new_inflight_bytes=sum(part.new_inflight_bytes for part in parts),
                 failure_reason=reason.value if detail is None else f"{reason.value}: {detail}",
-                tasks=underway.task_views(),
-            )
+                tasks=_with_facts(underway.task_views(), facts),
+                unreported=_unreported(facts),
+            ),
+            facts,
         )
+
+    def failed_later_known(self, facts: CheckpointFacts) -> None:
+        """A slot told how far it had been, once it heard that the checkpoint was given up."""
+        if facts.checkpoint not in self._facts:
+            return
+        self._facts[facts.checkpoint] = facts
+        for at, view in enumerate(self._views):
+            if view.id == facts.checkpoint and view.tasks + view.unreported:
+                self._views[at] = replace(view, tasks=_with_facts(view.tasks, facts), unreported=_unreported(facts))
 
 
 def in_progress_view(underway: Underway, now_ms: float) -> CheckpointView:
@@ -245,6 +312,38 @@ def _numbers(part: TaskPart) -> dict[str, float]:
     }
 
 
+def _unreported(facts: CheckpointFacts | None) -> tuple[str, ...]:
+    return () if facts is None else tuple(str(task.task) for task in facts.tasks if task.snapshot_ms is None)
+
+
+def _with_facts(views: tuple[TaskCheckpointView, ...], facts: CheckpointFacts | None) -> tuple[TaskCheckpointView, ...]:
+    """What slots acknowledged, completed by what is known besides: names, and tasks whose slot had not acknowledged."""
+    if facts is None:
+        return views
+    known = {view.task: view for view in views}
+    merged: list[TaskCheckpointView] = []
+    for task in facts.tasks:
+        view = known.pop(str(task.task), None)
+        if view is None and task.snapshot_ms is None:
+            continue
+        view = _view_of(task) if view is None else view
+        merged.append(replace(view, name=task.name, processed_bytes=task.processed_bytes))
+    return (*merged, *known.values())
+
+
+def _view_of(task: TaskFacts) -> TaskCheckpointView:
+    return TaskCheckpointView(
+        task=str(task.task),
+        start_delay_ms=task.start_delay_ms or 0.0,
+        alignment_ms=task.alignment_ms,
+        sync_ms=task.sync_ms,
+        async_ms=task.async_ms or 0.0,
+        state_bytes=task.state_bytes,
+        inflight_bytes=task.inflight_bytes,
+        new_inflight_bytes=task.new_inflight_bytes,
+    )
+
+
 def _task_view(part: TaskPart) -> TaskCheckpointView:
     return TaskCheckpointView(
         task=str(part.task),
@@ -254,4 +353,5 @@ def _task_view(part: TaskPart) -> TaskCheckpointView:
         async_ms=part.async_ms,
         state_bytes=part.state_bytes,
         inflight_bytes=part.inflight_bytes,
+        new_inflight_bytes=part.new_inflight_bytes,
     )

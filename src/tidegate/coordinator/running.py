@@ -13,13 +13,16 @@ from tidegate.coordinator.durable import DurableJob, GenerationBasis
 from tidegate.coordinator.history import History
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.members import Members
+from tidegate.coordinator.rates import TaskRates
 from tidegate.coordinator.savepoints import Savepoints, SavepointWish, fail
+from tidegate.coordinator.slot_clocks import SlotClocks
 from tidegate.coordinator.splits import Splits
 from tidegate.coordinator.views import CheckpointView, TaskView, task_views
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
 from tidegate.model.ids import CheckpointId, SlotIndex
 from tidegate.network.messages import Acknowledge, Decline, InputEnded, Progress, SnapshotsTaken
+from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.protocol.checkpoints import Checkpoints, FailureReason
 from tidegate.protocol.statistics import StatisticsView
 from tidegate.worker.mailbox import Background
@@ -61,6 +64,8 @@ class Running:
         self._last_from: CheckpointId | None = None
         self._ended: set[SlotIndex] = set()
         self._progress: dict[SlotIndex, Progress] = {}
+        self._rates = TaskRates()
+        self._clocks = SlotClocks()
         self._started_at_ms = clock.monotonic_ms()
         self.committed = 0
         self.first_row_after_ms: float | None = None
@@ -74,6 +79,8 @@ class Running:
         self._last_from = None
         self._ended.clear()
         self._progress.clear()
+        self._rates = TaskRates()
+        self._clocks.clear()
         self._draining.begin_again()
 
     def begin(self, basis: GenerationBasis, splits: Splits) -> None:
@@ -96,12 +103,17 @@ class Running:
             tell=self._members.tell,
             listener=self,
             tell_sources=splits.on_committed,
+            clocks=self._clocks,
         )
         self._current = checkpoints, splits
 
     def on_message(self, slot: SlotIndex, message: WhileRunning) -> None:
         match message:
             case Progress():
+                self._clocks.on_word(slot, said_at_ms=message.now_ms, now_ms=self._clock.monotonic_ms())
+                if self._current is not None:
+                    self._current[0].on_standings(slot, message.standings)
+                self._rates.on_progress(slot, message)
                 self._progress[slot] = message
                 self._draining.on_progress(slot, message)
                 if self.first_row_after_ms is None and any(t.rows_in for t in message.tasks if t.task.vertex == 0):
@@ -114,6 +126,7 @@ class Running:
                 if self._current is not None:
                     self._current[0].on_snapshots_taken(slot, message)
             case Acknowledge():
+                self._clocks.on_word(slot, said_at_ms=message.now_ms, now_ms=self._clock.monotonic_ms())
                 if self._current is not None:
                     self._current[0].on_acknowledge(slot, message)
             case Decline():
@@ -134,11 +147,12 @@ class Running:
         ):
             self._draining.checkpoint_from = checkpoints.request()
 
-    def end(self, reason: FailureReason) -> None:
+    def end(self, reason: FailureReason, detail: str | None = None) -> None:
+        """`detail`: what ended it, for the checkpoints that end with it."""
         if self._current is not None:
             (checkpoints, _), self._current = self._current, None
             self._next_checkpoint = checkpoints.machine.next_id
-            checkpoints.close(reason)
+            checkpoints.close(reason, detail)
 
     def ask_for_savepoint(self, wish: SavepointWish) -> None:
         """Answers the wish sooner or later, whatever happens to the job."""
@@ -184,7 +198,15 @@ class Running:
         return in_progress + self._history.views()
 
     def task_views(self) -> tuple[TaskView, ...]:
-        return task_views(self._plan, self._progress)
+        return task_views(self._plan, self._progress, self._rates)
+
+    def facts(self) -> tuple[CheckpointFacts, ...]:
+        """Of the newest checkpoints, newest first."""
+        in_progress = () if self._current is None else self._current[0].facts_in_progress()
+        return tuple(reversed((*self._history.facts(), *in_progress)))
+
+    def ended_facts(self) -> tuple[CheckpointFacts, ...]:
+        return tuple(reversed(self._history.facts()))
 
     # -- inside
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from tidegate.coordinator.rates import UNKNOWN, Rates, TaskRates
 from tidegate.model.ids import SlotIndex, TaskId
 from tidegate.network.messages import Progress
 from tidegate.plan.lower import operator_name
@@ -28,11 +29,17 @@ class TaskCheckpointView:
     async_ms: float
     state_bytes: int
     inflight_bytes: int
+    new_inflight_bytes: int = 0
+    processed_bytes: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointView:
-    """`status`: completed, failed or in_progress. `kind`: aligned, unaligned or switched."""
+    """`status`: completed, failed or in_progress. `kind`: aligned, unaligned or switched.
+
+    Of one that failed: `tasks` are those that had taken their snapshot, `unreported` the others.
+    """
 
     id: int
     status: str
@@ -44,9 +51,11 @@ class CheckpointView:
     new_state_bytes: int = 0
     inflight_bytes: int = 0
     new_inflight_bytes: int = 0
+    processed_bytes: int = 0
     failure_reason: str | None = None
     path: str | None = None
     tasks: tuple[TaskCheckpointView, ...] = ()
+    unreported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +72,15 @@ class TaskView:
     watermark_ms: int | None = None
     late_rows: int = 0
     state_operator: str | None = None  # the first operator of the task that keeps state, if any does
+    bytes_in: int = 0
+    bytes_out: int = 0
+    window_bytes: int = 0
+    rates: Rates = UNKNOWN
 
 
-def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[TaskView, ...]:
+def task_views(
+    plan: JobPlan, reports: Mapping[SlotIndex, Progress], rates: TaskRates | None = None
+) -> tuple[TaskView, ...]:
     """What the slots reported last, slot by slot."""
     vertices = {vertex.id: vertex for vertex in plan.vertices}
     return tuple(
@@ -82,6 +97,10 @@ def task_views(plan: JobPlan, reports: Mapping[SlotIndex, Progress]) -> tuple[Ta
             watermark_ms=report.watermark_ms,
             late_rows=report.late_rows,
             state_operator=_state_operator(vertices[report.task.vertex]),
+            bytes_in=report.bytes_in,
+            bytes_out=report.bytes_out,
+            window_bytes=report.window_bytes,
+            rates=UNKNOWN if rates is None else rates.of(report.task),
         )
         for _, progress in sorted(reports.items())
         for report in progress.tasks

@@ -182,7 +182,69 @@ class TaskPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     position: bytes | None = None
 
 
+class BarrierSeen(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    channel: ChannelId
+    at_ms: float
+
+
+class TaskStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far one task is with one checkpoint. Times are of the slot's clock, and mean something beside its `now_ms`.
+
+    `first` and `last`: of its barriers, those that came first and last so far; of `missing`, some. What it did, from
+    the first barrier to the snapshot: `processed_bytes`, `busy_ms`, `backpressured_ms`. `queued_bytes` were in front of
+    it at the first barrier, `left_bytes` are now. `epoch_*`: what it took in since the snapshot before this one.
+    """
+
+    task: TaskId
+    first: BarrierSeen | None = None
+    last: BarrierSeen | None = None
+    missing: list[ChannelId] = []
+    kind: str | None = None
+    snapshot_at_ms: float | None = None
+    sync_ms: float = 0.0
+    state_bytes: int = 0
+    queued_bytes: int = 0
+    left_bytes: int = 0
+    processed_bytes: int = 0
+    drain_bytes_per_ms: float | None = None
+    busy_ms: float = 0.0
+    backpressured_ms: float = 0.0
+    epoch_rows: int = 0
+    epoch_bytes: int = 0
+    paused_ms: float = 0.0
+
+
+class LongStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step that took far longer than a slice should: one call of a function, most likely."""
+
+    task: TaskId
+    ended_at_ms: float
+    duration_ms: float
+    rows: int
+
+
+class SlotStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far a slot is with one checkpoint. A time that is None has not come.
+
+    The order: triggered, encoding, queued (for the thread that writes), uploading. Of the writing, `sink_ms` went into
+    the sinks' own files and `storing_ms` into `stored_bytes` of snapshot.
+    """
+
+    checkpoint: CheckpointId
+    triggered_at_ms: float | None = None
+    encoding_at_ms: float | None = None
+    queued_at_ms: float | None = None
+    uploading_at_ms: float | None = None
+    sink_ms: float = 0.0
+    storing_ms: float = 0.0
+    stored_bytes: int = 0
+    tasks: list[TaskStanding] = []
+    long_steps: list[LongStep] = []
+
+
 class Acknowledge(_Message, frozen=True, gc=False):
+    """`now_ms`: the slot's clock when it said this."""
+
     generation: Generation
     checkpoint: CheckpointId
     path: str
@@ -193,6 +255,8 @@ class Acknowledge(_Message, frozen=True, gc=False):
     held: list[ChannelCapture]
     shared: list[SharedFile] = []
     held_elements: list[StoredChannel] = []
+    standing: SlotStanding | None = None
+    now_ms: float = 0.0
 
 
 class SnapshotsTaken(_Message, frozen=True, gc=False):
@@ -203,9 +267,12 @@ class SnapshotsTaken(_Message, frozen=True, gc=False):
 
 
 class Decline(_Message, frozen=True, gc=False):
+    """`is_upload`: it was taken, and the store did not take it."""
+
     generation: Generation
     checkpoint: CheckpointId
     reason: str
+    is_upload: bool = False
 
 
 class TaskProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -218,15 +285,23 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     paused_ms: float = 0.0
     watermark_ms: int | None = None
     late_rows: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    window_bytes: int = 0
 
 
 class Progress(_Message, frozen=True, gc=False):
-    """Sent a few times a second. `is_idle`: no rows wait here and the sources have read what they were given."""
+    """Sent a few times a second. `is_idle`: no rows wait here and the sources have read what they were given.
+
+    `standings`: of the checkpoints that are under way. `now_ms`: the slot's clock when it said this.
+    """
 
     generation: Generation
     is_idle: bool
     splits_received: int
     tasks: list[TaskProgress]
+    standings: list[SlotStanding] = []
+    now_ms: float = 0.0
 
 
 class InputEnded(_Message, frozen=True, gc=False):

@@ -10,6 +10,7 @@ CHECKPOINTS = "checkpoints"
 SHARED = "shared"
 SAVEPOINTS = "savepoints"
 STAGING = "staging"
+STATISTICS = "statistics"
 
 # Wide enough that names sort as numbers do for the life of any job.
 _LOG_DIGITS = 12
@@ -63,6 +64,11 @@ def shared_file(name: str) -> str:
 def channel_file(folder: CheckpointFolder, slot: SlotIndex) -> str:
     """What one slot wrote of its channels for one checkpoint; later checkpoints may refer to it."""
     return shared_file(f"{folder.checkpoint}-g{folder.generation}-s{slot}.channels")
+
+
+def failed_statistics() -> str:
+    """Of the last checkpoints that failed; nothing depends on it."""
+    return f"{STATISTICS}/failed.json"
 
 
 def staging_folder(source: str) -> str:

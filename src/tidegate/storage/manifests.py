@@ -11,6 +11,7 @@ import msgspec
 
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
+from tidegate.protocol.checkpoint_facts import CheckpointFacts
 
 CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]
 
@@ -70,6 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     channels: list[ChannelRange] = []
     committables: list[TaskCommittables] = []
     tasks: dict[str, dict[str, float]] = {}
+    statistics: CheckpointFacts | None = None
 
 
 class _Version(msgspec.Struct):

@@ -32,6 +32,9 @@ from tidegate.protocol.switching import DrainRate, should_switch_now
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark, GateWatermarks, WatermarkAction
 from tidegate.protocol.windows import ReceiveWindow
 
+# Of the channels that a checkpoint waits for, as many are named.
+_MISSING_SHOWN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -309,6 +312,22 @@ class Gate:
 
     def queued_bytes(self) -> int:
         return sum(state.queued_bytes for state in self._channels.values())
+
+    def window_bytes(self) -> int:
+        """What all its channels together may have in flight."""
+        return sum(state.window_bytes for state in self._channels.values())
+
+    def bytes_before(self, checkpoint: CheckpointId) -> int:
+        return self._bytes_before(checkpoint)
+
+    def missing_barriers(self, checkpoint: CheckpointId) -> list[ChannelId]:
+        """Some of the channels whose barrier has not come, once any has."""
+        ahead = self._barriers.barriers_ahead(checkpoint).items()
+        return sorted(channel for channel, before in ahead if before is None)[:_MISSING_SHOWN]
+
+    @property
+    def drain_bytes_per_ms(self) -> float | None:
+        return self._drain.bytes_per_ms
 
     def next_deadline_ms(self) -> float | None:
         return self._barriers.next_deadline_ms()

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 
 from tidegate.model.clock import Clock
-from tidegate.model.ids import Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.frames import DataFrame
 from tidegate.network.messages import (
     AbortCheckpoint,
@@ -22,14 +22,17 @@ from tidegate.network.messages import (
     FromSlot,
     Granted,
     InputEnded,
+    LongStep,
     PeerMessage,
     Progress,
     TaskProgress,
+    TaskStanding,
     TriggerCheckpoint,
 )
 from tidegate.operators.contract import UserCode
 from tidegate.protocol.barriers import Cut
 from tidegate.storage.store import Store
+from tidegate.worker.barrier_watch import longest
 from tidegate.worker.build import TaskBuilder, channel_table
 from tidegate.worker.captured import from_frame
 from tidegate.worker.gate import Arrived
@@ -41,6 +44,9 @@ from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.task import Task, TaskListener
 
 _PROGRESS_EVERY_MS = 200.0
+# A step that kept the slot from hearing of a checkpoint ended just before it heard.
+_BEFORE_TRIGGER_MS = 100.0
+_LONGEST_STEPS = 4
 
 
 class SlotTasks:
@@ -94,6 +100,7 @@ class SlotTasks:
             clock=clock,
             inline_below_bytes=settings.inline_below_bytes,
             send=send,
+            standings=self._task_standings,
         )
         self._snapshots.known.replace(restore.known)
         self._task_of = {task.id.vertex: task for task in self.tasks}
@@ -124,6 +131,8 @@ class SlotTasks:
             task.on_barrier_everywhere(message.checkpoint)
 
     def on_abort(self, message: AbortCheckpoint) -> None:
+        # How far it had come is worth knowing just now; afterwards nobody here knows it any more.
+        self._report(self._clock.monotonic_ms())
         for task in self.tasks:
             task.on_abort(message.checkpoint)
         self._snapshots.on_abort(message.checkpoint)
@@ -141,7 +150,7 @@ class SlotTasks:
             case BarrierSent(channel, checkpoint, before, age_ms, switch_after_ms):
                 task = self._receiving[self._table[channel].edge]
                 assert task.gate is not None
-                task.note_barrier(checkpoint, now_ms)
+                task.note_barrier(checkpoint, now_ms, self._table[channel])
                 task.perform(
                     task.gate.on_barrier(
                         self._table[channel],
@@ -220,7 +229,7 @@ class SlotTasks:
         self._first_row_said |= has_first_row
         self._late_rows_said = late_rows
         self._next_progress_ms = now_ms + _PROGRESS_EVERY_MS
-        self._send(Progress(self._generation, self._is_idle(), self._splits_received, [*map(_progress, self.tasks)]))
+        self._report(now_ms)
 
     def close(self) -> None:
         """Every task, whatever the user's code in one of them raises; the first error is raised at the end."""
@@ -237,6 +246,23 @@ class SlotTasks:
     def next_deadline_ms(self) -> float | None:
         return min((d for task in self.tasks if (d := task.next_deadline_ms()) is not None), default=None)
 
+    def _report(self, now_ms: float) -> None:
+        self._send(
+            Progress(
+                self._generation,
+                self._is_idle(),
+                self._splits_received,
+                [*map(_progress, self.tasks)],
+                self._snapshots.standings(),
+                now_ms,
+            )
+        )
+
+    def _task_standings(self, checkpoint: CheckpointId, since_ms: float) -> tuple[list[TaskStanding], list[LongStep]]:
+        steps = [step for task in self.tasks for step in task.watch.long_steps]
+        longest_steps = longest(steps, ended_after_ms=since_ms - _BEFORE_TRIGGER_MS, most=_LONGEST_STEPS)
+        return [task.standing(checkpoint) for task in self.tasks if not task.is_finished], longest_steps
+
     def _is_idle(self) -> bool:
         return all(task.is_waiting() for task in self.tasks) and not any(o.in_flight_bytes() for o in self.outputs)
 
@@ -250,8 +276,11 @@ def _progress(task: Task) -> TaskProgress:
         rows_out=counters.rows_out,
         queued_bytes=queued_bytes,
         busy_ms=counters.busy_ms,
-        backpressured_ms=counters.backpressured_ms,
+        backpressured_ms=task.backpressured_ms(),
         paused_ms=task.paused_ms(),
         watermark_ms=task.watermark_ms(),
         late_rows=task.late_rows.count,
+        bytes_in=counters.bytes_in,
+        bytes_out=counters.bytes_out,
+        window_bytes=0 if task.gate is None else task.gate.window_bytes(),
     )

@@ -11,9 +11,12 @@ from tidegate.network.messages import (
     ChannelCapture,
     CheckpointDone,
     Decline,
+    LongStep,
+    SlotStanding,
     SnapshotsTaken,
     StoredChannel,
     TaskPart,
+    TaskStanding,
 )
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.state.contract import Redistribution
@@ -75,6 +78,22 @@ class _Assembly:
     encoding: Iterator[None] | None = None
     is_uploading: bool = False
     is_dropped: bool = False
+    opened_at_ms: float = 0.0
+    triggered_at_ms: float | None = None
+    encoding_at_ms: float | None = None
+    queued_at_ms: float | None = None
+    upload: "_UploadTimes" = field(default_factory=lambda: _UploadTimes())
+
+
+@dataclass(slots=True)
+class _UploadTimes:
+    """Written by the thread that uploads, looked at by the loop."""
+
+    began_at_ms: float | None = None
+    sink_ms: float = 0.0
+    storing_ms: float = 0.0
+    stored_bytes: int = 0
+    is_storing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +106,15 @@ class _Uploaded:
     storing_ms: float
 
 
+def _nothing_known(checkpoint: CheckpointId, since_ms: float) -> tuple[list[TaskStanding], list[LongStep]]:
+    return [], []
+
+
 class SlotSnapshots:
-    """`send` takes what the coordinator is to hear, `open_location` opens the place of a savepoint."""
+    """`send` takes what the coordinator is to hear, `open_location` opens the place of a savepoint.
+
+    `standings` tells how far the tasks are with a checkpoint, and their long steps since a time.
+    """
 
     def __init__(
         self,
@@ -102,6 +128,7 @@ class SlotSnapshots:
         clock: Clock,
         inline_below_bytes: int,
         send: Callable[[Acknowledge | Decline | SnapshotsTaken], None],
+        standings: Callable[[CheckpointId, float], tuple[list[TaskStanding], list[LongStep]]] = _nothing_known,
     ) -> None:
         self._slot = slot
         self._generation = generation
@@ -112,6 +139,7 @@ class SlotSnapshots:
         self._clock = clock
         self._inline_below_bytes = inline_below_bytes
         self._send = send
+        self._task_standings = standings
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
         self._savepoints: set[CheckpointId] = set()
@@ -129,8 +157,9 @@ class SlotSnapshots:
     def on_trigger(self, checkpoint: CheckpointId, *, savepoint: str | None) -> None:
         if checkpoint in self._aborted:
             return
-        assembly = self._assemblies.setdefault(checkpoint, _Assembly())
+        assembly = self._assembly(checkpoint)
         assembly.is_triggered = True
+        assembly.triggered_at_ms = self._clock.monotonic_ms()
         assembly.savepoint = savepoint
         if savepoint is not None:
             self._savepoints = {id for id in self._savepoints if id > checkpoint - _REMEMBERED_ABORTS} | {checkpoint}
@@ -143,7 +172,7 @@ class SlotSnapshots:
             self._last_snapshot[snapshot.task] = snapshot
         if snapshot.checkpoint in self._aborted:
             return
-        assembly = self._assemblies.setdefault(snapshot.checkpoint, _Assembly())
+        assembly = self._assembly(snapshot.checkpoint)
         assembly.parts[snapshot.task] = _TaskPart(snapshot)
         self._go_on(snapshot.checkpoint, assembly)
 
@@ -182,6 +211,10 @@ class SlotSnapshots:
 
     # -- questions and work
 
+    def standings(self) -> list[SlotStanding]:
+        """Of the checkpoints that are under way here."""
+        return [self._standing(checkpoint, assembly) for checkpoint, assembly in self._assemblies.items()]
+
     def storage_bytes_per_ms(self) -> float | None:
         """How fast storage took the last upload that was large enough to tell."""
         return self._storage_bytes_per_ms
@@ -209,6 +242,27 @@ class SlotSnapshots:
 
     # -- inside
 
+    def _assembly(self, checkpoint: CheckpointId) -> _Assembly:
+        if checkpoint not in self._assemblies:
+            self._assemblies[checkpoint] = _Assembly(opened_at_ms=self._clock.monotonic_ms())
+        return self._assemblies[checkpoint]
+
+    def _standing(self, checkpoint: CheckpointId, assembly: _Assembly) -> SlotStanding:
+        heard_ms, upload = assembly.triggered_at_ms, assembly.upload
+        tasks, steps = self._task_standings(checkpoint, assembly.opened_at_ms if heard_ms is None else heard_ms)
+        return SlotStanding(
+            checkpoint=checkpoint,
+            triggered_at_ms=heard_ms,
+            encoding_at_ms=assembly.encoding_at_ms,
+            queued_at_ms=assembly.queued_at_ms,
+            uploading_at_ms=upload.began_at_ms,
+            sink_ms=upload.sink_ms,
+            storing_ms=upload.storing_ms,
+            stored_bytes=upload.stored_bytes,
+            tasks=tasks,
+            long_steps=steps,
+        )
+
     def _go_on(self, checkpoint: CheckpointId, assembly: _Assembly) -> None:
         for task in self._finished - assembly.parts.keys():
             assembly.parts[task] = _TaskPart(_as_of(checkpoint, self._last_snapshot[task]), (), [])
@@ -222,6 +276,7 @@ class SlotSnapshots:
         is_complete = assembly.is_triggered and all(part.is_complete() for part in assembly.parts.values())
         if is_complete and assembly.encoding is None and not assembly.is_uploading:
             assembly.encoding = self._encode(assembly)
+            assembly.encoding_at_ms = self._clock.monotonic_ms()
 
     def _encode(self, assembly: _Assembly) -> Iterator[None]:
         """Each step encodes one section, so that the stream goes on in between."""
@@ -253,7 +308,8 @@ class SlotSnapshots:
         folder = layout.CheckpointFolder(checkpoint, self._generation)
         savepoint = assembly.savepoint
         path = layout.state_file(folder, self._slot) if savepoint is None else layout.savepoint_state_file(self._slot)
-        started_ms = self._clock.monotonic_ms()
+        started_ms = assembly.queued_at_ms = self._clock.monotonic_ms()
+        times = assembly.upload
         uploaded: list[_Uploaded] = []
         to_commit = {task: self._to_commit(task, checkpoint) for task in assembly.parts}
         captures = assembly.captures
@@ -262,9 +318,12 @@ class SlotSnapshots:
         def work() -> None:
             if assembly.is_dropped:
                 return  # else uploads that nobody waits for would hold up the next one until that expires, too
+            times.began_at_ms = self._clock.monotonic_ms()
             for prepared in to_commit.values():
                 for epoch in prepared:
                     epoch.make_durable()
+            times.sink_ms = self._clock.monotonic_ms() - times.began_at_ms
+            times.is_storing = True
             store = self._store if savepoint is None else self._open_location(savepoint)
             storing_since_ms = self._clock.monotonic_ms()
             stored_bytes = 0
@@ -280,13 +339,15 @@ class SlotSnapshots:
             store.put(path, pieces)
             now_ms = self._clock.monotonic_ms()
             stored_bytes += file.length_bytes
+            times.storing_ms, times.stored_bytes = now_ms - storing_since_ms, stored_bytes
             uploaded.append(_Uploaded(path, file, shared, now_ms - started_ms, stored_bytes, now_ms - storing_since_ms))
 
         def then(error: BaseException | None) -> None:
             if self._assemblies.pop(checkpoint, None) is None:
                 return  # aborted while it was uploaded
             if error is not None:
-                self._send(Decline(self._generation, checkpoint, f"{type(error).__name__}: {error}"))
+                reason = f"{type(error).__name__}: {error}"
+                self._send(Decline(self._generation, checkpoint, reason, is_upload=times.is_storing))
                 return
             self._note_speed(uploaded[0])
             self._acknowledge(checkpoint, assembly, to_commit, uploaded[0])
@@ -340,6 +401,8 @@ class SlotSnapshots:
                 held=held,
                 shared=uploaded.shared,
                 held_elements=held_elements,
+                standing=self._standing(checkpoint, assembly),
+                now_ms=self._clock.monotonic_ms(),
             )
         )
 

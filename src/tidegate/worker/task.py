@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Prepared, Rows, SinkWriter
 from tidegate.model.clock import Clock
-from tidegate.model.ids import CheckpointId, EdgeId, TaskId
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, TaskId
+from tidegate.network.messages import TaskStanding
 from tidegate.operators.contract import NO_FLOORS, Emit, LateRows, Operator, TwoInputOperator
 from tidegate.plan.physical import SECOND_INPUT
 from tidegate.protocol.barriers import TakeSnapshot
@@ -27,6 +28,7 @@ from tidegate.protocol.watermarks import (
     KeyGroupFloors,
 )
 from tidegate.state.contract import Section
+from tidegate.worker.barrier_watch import BarrierWatch, Marks
 from tidegate.worker.event_time import ChainTime
 from tidegate.worker.gate import ClosedCapture, Gate, GateResult
 from tidegate.worker.output import TaskOutput
@@ -61,6 +63,8 @@ class TaskSnapshot:
 class TaskCounters:
     rows_in: int = 0
     rows_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
     busy_ms: float = 0.0
     backpressured_ms: float = 0.0
 
@@ -99,7 +103,7 @@ class Task:
     _output_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _waiting_since_ms: float | None = None
-    _first_barrier_ms: dict[CheckpointId, float] = field(default_factory=dict)
+    watch: BarrierWatch = field(default_factory=BarrierWatch)
 
     def __post_init__(self) -> None:
         self._emits = self._chain()
@@ -127,7 +131,14 @@ class Task:
 
     def step(self) -> bool:
         """Process one slice if there is one and the output has room; true if anything moved."""
-        now_ms = self.clock.monotonic_ms()
+        now_ms, rows_before = self.clock.monotonic_ms(), self.counters.rows_in
+        moved = self._step(now_ms)
+        ended_ms = self.clock.monotonic_ms()
+        rows = self.counters.rows_in - rows_before
+        self.watch.on_step(self.id, ended_at_ms=ended_ms, duration_ms=ended_ms - now_ms, rows=rows)
+        return moved
+
+    def _step(self, now_ms: float) -> bool:
         if self.has_ended or not self._has_room(now_ms):
             return False
         if not self._holds_event_time() and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
@@ -207,9 +218,38 @@ class Task:
                 case ClosedCapture():
                     self.listener.on_closed(self.id, result)
 
-    def note_barrier(self, checkpoint: CheckpointId, now_ms: float) -> None:
+    def note_barrier(self, checkpoint: CheckpointId, now_ms: float, channel: ChannelId | None = None) -> None:
         if not self.is_finished:
-            self._first_barrier_ms.setdefault(checkpoint, now_ms)
+            queued_bytes = 0 if self.gate is None else self.gate.queued_bytes()
+            self.watch.on_barrier(
+                checkpoint, channel, now_ms=now_ms, marks=self._marks(now_ms), queued_bytes=queued_bytes
+            )
+
+    def standing(self, checkpoint: CheckpointId) -> TaskStanding:
+        """How far it is with a checkpoint that is under way."""
+        now = self._marks(self.clock.monotonic_ms())
+        seen, began = self.watch.seen(checkpoint), self.watch.epoch_began(checkpoint)
+        gate, until = self.gate, now if seen is None or seen.at_snapshot is None else seen.at_snapshot
+        since = until if seen is None else seen.at_first
+        return TaskStanding(
+            task=self.id,
+            first=None if seen is None else seen.first,
+            last=None if seen is None else seen.last,
+            missing=[] if gate is None else gate.missing_barriers(checkpoint),
+            kind=None if seen is None or seen.kind is None else seen.kind.value,
+            snapshot_at_ms=None if seen is None else seen.snapshot_at_ms,
+            sync_ms=0.0 if seen is None else seen.sync_ms,
+            state_bytes=0 if seen is None else seen.state_bytes,
+            queued_bytes=0 if seen is None else seen.queued_bytes,
+            left_bytes=0 if gate is None else gate.bytes_before(checkpoint),
+            processed_bytes=until.bytes_in - since.bytes_in,
+            drain_bytes_per_ms=None if gate is None else gate.drain_bytes_per_ms,
+            busy_ms=until.busy_ms - since.busy_ms,
+            backpressured_ms=until.backpressured_ms - since.backpressured_ms,
+            epoch_rows=until.rows_in - began.rows_in,
+            epoch_bytes=until.bytes_in - began.bytes_in,
+            paused_ms=now.paused_ms - since.paused_ms,
+        )
 
     def on_barrier_everywhere(self, checkpoint: CheckpointId) -> None:
         if self.source is not None:
@@ -218,10 +258,11 @@ class Task:
     def on_done(self, checkpoint: CheckpointId) -> None:
         if self.source is not None:
             self.source.admission.on_settled(checkpoint)
+        self.watch.on_done(checkpoint)
         self._finish_if(bool(self._end.on_completed(checkpoint)))
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
-        self._first_barrier_ms.pop(checkpoint, None)
+        self.watch.on_abort(checkpoint)
         if self.source is not None:
             self.source.on_abort(checkpoint)
         if self.gate is not None:
@@ -232,6 +273,10 @@ class Task:
 
     def paused_ms(self) -> float:
         return 0.0 if self.source is None else self.source.admission.paused_ms(self.clock.monotonic_ms())
+
+    def backpressured_ms(self) -> float:
+        """For how long its output had no room, with the wait that lasts."""
+        return self._backpressured_ms(self.clock.monotonic_ms())
 
     def watermark_ms(self) -> int | None:
         """How far event time has come behind this task, once it has begun."""
@@ -247,6 +292,16 @@ class Task:
                 stack.callback(operator.close)
 
     # -- inside
+
+    def _backpressured_ms(self, now_ms: float) -> float:
+        waiting_ms = 0.0 if self._waiting_since_ms is None else now_ms - self._waiting_since_ms
+        return self.counters.backpressured_ms + waiting_ms
+
+    def _marks(self, now_ms: float) -> Marks:
+        counters = self.counters
+        return Marks(
+            counters.rows_in, counters.bytes_in, counters.busy_ms, self._backpressured_ms(now_ms), self.paused_ms()
+        )
 
     def _holds_event_time(self) -> bool:
         return self.source is not None and self.source.holds_event_time()
@@ -312,6 +367,7 @@ class Task:
 
     def _process(self, feed: Emit, rows: pa.RecordBatch, started_ms: float) -> None:
         self.counters.rows_in += rows.num_rows
+        self.counters.bytes_in += rows.nbytes
         before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
         feed(rows)
         self._time.on_rows()
@@ -385,9 +441,8 @@ class Task:
     def _take(self, take: TakeSnapshot) -> None:
         """Flush, forward the barrier ahead of all that follows, freeze the state: in this order, at once."""
         started_ms = self.clock.monotonic_ms()
-        first_barrier_ms = self._first_barrier_ms.get(take.checkpoint, started_ms)
-        # With it go those that were aborted, and those whose last barriers came after their snapshot.
-        self._first_barrier_ms = {id: ms for id, ms in self._first_barrier_ms.items() if id > take.checkpoint}
+        found_ms = self.watch.first_barrier_ms(take.checkpoint)
+        first_barrier_ms = started_ms if found_ms is None else found_ms
         for operator, emit in zip(self.operators, self._emits, strict=True):
             operator.before_barrier(emit)
         self._time.on_rows()
@@ -406,6 +461,16 @@ class Task:
         source_state = None if self.source is None else self.source.reader.snapshot()
         prepared = None if self.sink is None else self.sink.prepare(take.checkpoint)
         self._end.on_snapshot(take.checkpoint)
+        state_bytes = sum(operator.state_bytes() for operator in self.operators)
+        sync_ms = self.clock.monotonic_ms() - started_ms
+        self.watch.on_snapshot(
+            take.checkpoint,
+            take.kind,
+            started_ms=started_ms,
+            sync_ms=sync_ms,
+            state_bytes=state_bytes,
+            marks=self._marks(started_ms),
+        )
         self.listener.on_snapshot(
             TaskSnapshot(
                 task=self.id,
@@ -413,12 +478,12 @@ class Task:
                 kind=take.kind,
                 start_delay_ms=max(0.0, take.age_ms - (started_ms - first_barrier_ms)),
                 alignment_ms=started_ms - first_barrier_ms,
-                sync_ms=self.clock.monotonic_ms() - started_ms,
+                sync_ms=sync_ms,
                 sections=sections,
                 source_state=source_state,
                 progress=self._progress(),
                 prepared=prepared,
-                state_bytes=sum(operator.state_bytes() for operator in self.operators),
+                state_bytes=state_bytes,
                 has_ended=self.has_ended,
                 position=None if self.source is None else self.source.position(),
             )
@@ -448,6 +513,7 @@ class Task:
 
     def _leave(self, rows: pa.RecordBatch) -> None:
         self.counters.rows_out += rows.num_rows
+        self.counters.bytes_out += rows.nbytes
         if self.output is not None:
             self.output.emit(rows, self.clock.monotonic_ms())
         else:

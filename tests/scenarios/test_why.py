@@ -1,0 +1,475 @@
+"""`why` names the culprit of jobs that were made slow, or made to fail, in one certain way: production coordinator and
+slots over real sockets, without Spark. The contrasts are large, because the machine may be busy with other things.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tidegate.api.explain_checkpoint import explain_checkpoint
+from tidegate.cli.main import app
+from tidegate.connectors import registry
+from tidegate.connectors.contract import Polled, Prepared
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.job import JobSpec
+from tidegate.model.errors import UserError
+from tidegate.model.ids import CheckpointId
+from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
+from tidegate.plan.expressions import Column
+from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.nodes import MapInArrow, Node, Project, Scan, Sink, TransformWithState
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
+from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.culprits import (
+    BigSynchronousPart,
+    Cause,
+    Declined,
+    Expired,
+    LateChannel,
+    LongCall,
+    SilentSlot,
+    SkewedSubtask,
+    SlowOperator,
+    SlowStore,
+    UploadFailed,
+    root_of,
+)
+from tidegate.protocol.restart import NoRestart
+from tidegate.protocol.retention import KeepNumber
+from tidegate.protocol.why import WhyReport, why
+from tidegate.storage.store import Store, open_store
+from tidegate.testing.faulty_store import FaultyStore, Result, Slow, StoreOperation
+from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
+from tidegate.worker import main as worker_main
+from tidegate.worker.settings import SlotSettings
+from tidegate.worker.slot_tasks import SlotTasks
+
+ROWS = 20_000
+KEYS = 64
+ALIGNED, UNALIGNED = None, 0.0
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+LONG_MS = 700.0
+
+
+@dataclass(slots=True)
+class Stage:
+    """One job that is played until it has shown what it should; `folder` holds its input, output and checkpoints."""
+
+    folder: Path
+    before_row: Callable[[], None] = lambda: None
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
+    key_of: Callable[[int], int] = lambda i: i % KEYS
+    source_format: str = "parquet"
+    sink_format: str = "parquet"
+    switch_after_ms: float | None = ALIGNED
+    window_bytes: int = 8 << 10
+    interval_ms: float = 200.0
+    timeout_ms: float = 60_000.0
+    driver_store: Callable[[Store], Store] = lambda store: store
+    coordinator: Coordinator = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.folder / "in").mkdir()
+        for file in range(8):
+            ids = range(file * ROWS // 8, (file + 1) * ROWS // 8)
+            rows = pa.table({"k": [self.key_of(i) for i in ids], "v": list(ids)})
+            pq.write_table(rows, self.folder / "in" / f"{file}.parquet")
+        store = self.driver_store(open_store(self.location))
+        code = NamedUserCode(
+            functions={} if self.function is None else {"function": self.function},
+            processors={"count": lambda: CountingProcessor(before_row=self.before_row)},
+        )
+        self.coordinator = Coordinator(self._spec(), store, ThreadLauncher(code), versions={})
+
+    @property
+    def location(self) -> str:
+        return str(self.folder / "chk")
+
+    def first(self, wanted: Callable[[CheckpointFacts], bool], *, timeout_s: float = 40.0) -> WhyReport:
+        """The report of the first checkpoint that is like that, as it is explained while the job runs."""
+        facts = self.until(lambda: next((f for f in self.coordinator.checkpoint_facts() if wanted(f)), None), timeout_s)
+        report = why(facts)
+        assert sum(phase.duration_ms for phase in report.critical_path) == pytest.approx(facts.duration_ms, abs=0.01)
+        return report
+
+    def until(self, look: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while (found := look()) is None:
+            ended = self.coordinator.wait(0.05)
+            if ended and (found := look()) is not None:
+                return found
+            assert not ended, f"it {self.coordinator.view().state}: {self.coordinator.failure()}"
+            assert time.monotonic() < deadline, self.coordinator.view().checkpoints[:3]
+        return found
+
+    def _spec(self) -> JobSpec:
+        k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
+        read: Node = Scan(self.source_format, {"path": str(self.folder / "in")}, SCHEMA)
+        if self.function is not None:
+            read = MapInArrow(read, b"function", "function", SCHEMA)
+        keyed = Project(read, (k, k, v), pa.schema([("k", pa.int64()), *SCHEMA]))
+        counted = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+        sink = Sink(self.sink_format, {"path": str(self.folder / "out")}, counted)
+        plan = lower(TransformWithState(keyed, 1, b"count", counted), sink, parallelism=2, max_parallelism=128)
+        return JobSpec(
+            name="staged",
+            job_id="staged",
+            slot_settings=SlotSettings(
+                plan=plan,
+                checkpoint_location=self.location,
+                window_bytes=self.window_bytes,
+                state_backend="heap",
+            ),
+            fingerprint=tuple(fingerprint(plan)),
+            checkpoints=CheckpointSettings(
+                interval_ms=self.interval_ms,
+                timeout_ms=self.timeout_ms,
+                min_pause_ms=0,
+                max_concurrent=1,
+                tolerable_failures=1_000,
+            ),
+            switch_after_ms=self.switch_after_ms,
+            keep=KeepNumber(50),
+            restart=NoRestart(),
+            available_now=True,
+            driver_host="127.0.0.1",
+            bind_host="127.0.0.1",
+            slot_bind_host="127.0.0.1",
+            advertised_host=None,
+            ports="any",
+        )
+
+
+Staged = Callable[..., Stage]
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Iterator[Staged]:
+    """Starts a job; whatever the test found, it is stopped at the end."""
+    stages: list[Stage] = []
+
+    def start(**changes: Any) -> Stage:
+        stage = Stage(tmp_path, **changes)
+        stages.append(stage)
+        stage.coordinator.start()
+        return stage
+
+    yield start
+    for stage in stages:
+        stage.coordinator.stop()
+        assert stage.coordinator.wait(30)
+
+
+def is_slow(facts: CheckpointFacts) -> bool:
+    return facts.outcome is Outcome.COMPLETED and facts.duration_ms > LONG_MS * 0.8
+
+
+def has_failed(reason: str) -> Callable[[CheckpointFacts], bool]:
+    return lambda facts: facts.failure == reason
+
+
+def sleeping(seconds: float) -> Callable[[], None]:
+    return lambda: time.sleep(seconds)
+
+
+class Once:
+    """Sleeps in one call, a while after the first."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        time.sleep(0.0002)
+        with self._lock:
+            self._calls += 1
+            is_the_one = self._calls == 3000
+        if is_the_one:
+            time.sleep(self._seconds)
+
+
+# -- complete, but slow
+
+
+def test_a_slow_operator_behind_queued_data(staged: Staged) -> None:
+    report = staged(before_row=sleeping(0.001)).first(is_slow)
+    assert isinstance(report.culprit, SlowOperator), report
+    assert report.culprit.where.what.startswith("v1.") and "TransformWithState" in report.culprit.where.name
+    assert report.culprit.queued_bytes > 1000
+    assert report.other_mode is not None and report.other_mode.mode == "unaligned"
+    assert report.other_mode.inflight_bytes > 1000
+    assert any("checkpoint.unaligned" in line for line in report.advice)
+
+
+def test_one_long_call(staged: Staged) -> None:
+    report = staged(before_row=Once(LONG_MS * 3 / 1000)).first(is_slow)
+    assert isinstance(report.culprit, LongCall), report
+    assert "TransformWithState" in report.culprit.where.name
+    assert report.culprit.duration_ms == pytest.approx(LONG_MS * 3, rel=0.3)
+
+
+def slow_uploads(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
+    """Slots write their state files to a store that is like that; the log is not touched."""
+
+    def faults(operation: StoreOperation, path: str) -> Any:
+        return outcome if operation is StoreOperation.PUT else Result.SUCCEEDS
+
+    monkeypatch.setattr(worker_main, "open_store", lambda location: FaultyStore(open_store(location), faults))
+
+
+def test_a_slow_store(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_uploads(monkeypatch, Slow(LONG_MS * 1.5))
+    report = staged(before_row=sleeping(0.0001)).first(is_slow)
+    assert isinstance(report.culprit, SlowStore), report
+    assert "checkpointLocation" in report.culprit.where.what
+    assert report.culprit.duration_ms > LONG_MS and report.culprit.stored_bytes > 0
+
+
+def test_a_slow_job_log(staged: Staged) -> None:
+    def faults(operation: StoreOperation, path: str) -> Any:
+        is_entry = operation is StoreOperation.CREATE and int(path.rsplit("/", 1)[-1]) > 0
+        return Slow(LONG_MS * 1.5) if is_entry else Result.SUCCEEDS
+
+    report = staged(before_row=sleeping(0.0001), driver_store=lambda store: FaultyStore(store, faults)).first(is_slow)
+    assert isinstance(report.culprit, SlowStore), report
+    assert report.culprit.where.what == "the job log"
+
+
+def test_a_skewed_key(staged: Staged) -> None:
+    one_key_has_most = lambda i: 7 if i % 10 else i % KEYS  # noqa: E731
+    report = staged(before_row=sleeping(0.001), key_of=one_key_has_most).first(is_slow)
+    assert isinstance(report.culprit, SkewedSubtask), report
+    assert report.culprit.share > 0.8 and report.culprit.subtasks == 2
+    assert any("salt" in line for line in report.advice)
+
+
+def test_a_big_synchronous_part(staged: Staged) -> None:
+    def flushes_long(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        time.sleep(LONG_MS * 1.5 / 1000)
+
+    report = staged(function=flushes_long, before_row=sleeping(0.0001)).first(is_slow)
+    assert isinstance(report.culprit, BigSynchronousPart), report
+    assert "MapInArrow" in report.culprit.where.name
+    assert report.culprit.duration_ms > LONG_MS
+    assert report.cost_to_stream.sync_ms > LONG_MS
+
+
+def test_one_late_channel(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Barriers of the channel from slot 0 to slot 1 are held up on their way, as by a bad network."""
+    held: dict[int, list[tuple[float, PeerMessage]]] = {}
+    hear, look = SlotTasks.on_peer_message, SlotTasks.on_time
+
+    def on_peer_message(self: SlotTasks, message: PeerMessage) -> None:
+        channel = None if not isinstance(message, BarrierSent | CutSent) else self._table[message.channel]
+        if channel is not None and (channel.sender, channel.receiver) == (0, 1):
+            held.setdefault(id(self), []).append((time.monotonic() + LONG_MS * 1.5 / 1000, message))
+        else:
+            hear(self, message)
+
+    def on_time(self: SlotTasks) -> None:
+        waiting = held.setdefault(id(self), [])
+        while waiting and waiting[0][0] <= time.monotonic():
+            hear(self, waiting.pop(0)[1])
+        look(self)
+
+    monkeypatch.setattr(SlotTasks, "on_peer_message", on_peer_message)
+    monkeypatch.setattr(SlotTasks, "on_time", on_time)
+    report = staged(before_row=sleeping(0.0001)).first(is_slow)
+    assert isinstance(report.culprit, LateChannel), report
+    assert report.culprit.where.what == "e0:0->1" and report.culprit.sender == "v0.0"
+    assert report.culprit.late_ms > LONG_MS
+
+
+def test_nothing_wrong(staged: Staged) -> None:
+    report = staged(before_row=sleeping(0.0001), interval_ms=5_000.0, switch_after_ms=UNALIGNED).first(
+        lambda facts: facts.outcome is Outcome.COMPLETED
+    )
+    assert report.cause is Cause.NOTHING, report
+    assert report.advice == ()
+
+
+def test_an_unaligned_one_tells_what_an_aligned_one_would_have_cost(staged: Staged) -> None:
+    report = staged(before_row=sleeping(0.001), switch_after_ms=UNALIGNED).first(
+        lambda facts: facts.outcome is Outcome.COMPLETED and sum(t.inflight_bytes for t in facts.tasks) > 4000
+    )
+    other = report.other_mode
+    assert other is not None and other.mode == "aligned" and other.inflight_bytes == 0
+    assert other.duration_ms is not None and other.duration_ms > report.duration_ms + 100
+
+
+# -- failed
+
+
+def test_an_expired_one_tells_what_it_was_waiting_for(staged: Staged) -> None:
+    stage = staged(before_row=sleeping(0.004), timeout_ms=600.0)
+    report = stage.first(has_failed("expired"))
+    assert isinstance(report.culprit, Expired), report
+    waited_for = report.culprit.waiting_for
+    assert isinstance(waited_for, SlowOperator) and waited_for.where.what.startswith("v1."), report
+    assert waited_for.queued_bytes > 1000
+    view = next(view for view in stage.coordinator.view().checkpoints if view.status == "failed")
+    assert {"v1.0", "v1.1"} & set(view.unreported)
+    assert {"v0.0", "v0.1"} <= {task.task for task in view.tasks}
+
+
+class _StuckReader:
+    """A source whose second subtask hangs in a call, once it has read for a while."""
+
+    def __init__(self, reader: Any, go_on: threading.Event | None) -> None:
+        self._reader = reader
+        self._go_on = go_on
+        self._polls = 0
+
+    def poll(self, max_rows: int) -> Polled:
+        self._polls += 1
+        if self._go_on is not None and self._polls == 3:
+            self._go_on.wait(30)
+        polled: Polled = self._reader.poll(max_rows)
+        return polled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+
+def test_a_dead_source(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    class Stuck:
+        def __init__(self, scan: Scan) -> None:
+            self._source = registry.SOURCE_FORMATS["parquet"](scan)
+
+        def reader(self, *, subtask: int, parallelism: int) -> Any:
+            reader = self._source.reader(subtask=subtask, parallelism=parallelism)
+            return _StuckReader(reader, go_on if subtask == 1 else None)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._source, name)
+
+    monkeypatch.setitem(registry.SOURCE_FORMATS, "stuck", Stuck)
+    stage = staged(source_format="stuck", timeout_ms=1_500.0)
+    try:
+        report = stage.first(has_failed("expired"))
+        assert isinstance(report.culprit, Expired), report
+        silent = report.culprit.waiting_for
+        assert isinstance(silent, SilentSlot) and silent.where.what == "slot 1", report
+        assert any("Source[stuck]" in task for task in silent.tasks)
+    finally:
+        go_on.set()
+    # Once it goes on it tells what it did meanwhile.
+    checkpoint = report.checkpoint
+    told = stage.until(
+        lambda: next(
+            (
+                found
+                for facts in stage.coordinator.checkpoint_facts()
+                if facts.checkpoint == checkpoint and isinstance(found := root_of(why(facts).culprit), LongCall)
+            ),
+            None,
+        )
+    )
+    assert told.where.what == "v0.1"
+
+
+def test_an_upload_failure(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_uploads(monkeypatch, Result.FAILS)
+    report = staged(before_row=sleeping(0.0005)).first(has_failed("declined"))
+    assert isinstance(report.culprit, UploadFailed), report
+    assert "as the test asked" in report.culprit.error and report.culprit.slot in (0, 1)
+
+
+def test_a_declined_one_has_the_sinks_error(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer:
+        def __init__(self, writer: Any) -> None:
+            self._writer = writer
+
+        def prepare(self, checkpoint: CheckpointId) -> Prepared:
+            def fail() -> None:
+                raise ValueError("the table is locked")
+
+            return Prepared(self._writer.prepare(checkpoint).committables, fail)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._writer, name)
+
+    class Locked:
+        def __init__(self, sink: Sink) -> None:
+            self._sink = registry.SINK_FORMATS["parquet"](sink)
+
+        def writer(self, **given: Any) -> Any:
+            return Writer(self._sink.writer(**given))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sink, name)
+
+    monkeypatch.setitem(registry.SINK_FORMATS, "locked", Locked)
+    report = staged(sink_format="locked", before_row=sleeping(0.0005)).first(has_failed("declined"))
+    assert isinstance(report.culprit, Declined), report
+    assert "the table is locked" in report.culprit.error
+    assert "the table is locked" in report.summary
+
+
+# -- from outside
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_the_command_line_tells_the_same_from_storage(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_uploads(monkeypatch, Slow(LONG_MS * 1.5))
+    stage = staged(before_row=sleeping(0.0001))
+    report = stage.first(is_slow)
+    code, said = invoke("why", stage.location, str(report.checkpoint))
+    assert code == 0 and said.startswith(f"Checkpoint {report.checkpoint}: aligned, completed"), said
+    assert "writing took longest" in said.lower() and "Critical path" in said
+    code, said = invoke("checkpoints", stage.location)
+    assert code == 0 and "slow store" in said
+    code, said = invoke("why", stage.location, "999")
+    assert code == 1 and "Nothing is known of checkpoint 999: known are" in said
+
+
+def test_failed_ones_are_told_after_the_end(staged: Staged) -> None:
+    stage = staged(before_row=sleeping(0.004), timeout_ms=600.0)
+    report = stage.first(has_failed("expired"))
+    stage.coordinator.stop()
+    assert stage.coordinator.wait(30)
+    code, said = invoke("why", stage.location, str(report.checkpoint))
+    assert code == 0 and "expired" in said and "TransformWithState" in said, said
+    code, said = invoke("why", stage.location)
+    assert code == 0 and "expired" in said
+
+
+def test_a_wrong_path_is_one_sentence(tmp_path: Path) -> None:
+    for command in ("why", "checkpoints"):
+        code, said = invoke(command, str(tmp_path / "nowhere"))
+        assert code == 1 and "There is no folder" in said and said.count("\n") <= 3
+        assert not (tmp_path / "nowhere").exists()
+        code, said = invoke(command, str(tmp_path))
+        assert code == 1 and "holds no job log" in said
+
+
+def test_an_id_that_nothing_is_known_of_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="no checkpoint to explain yet"):
+        explain_checkpoint((), None)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 10
+    left: Sequence[threading.Thread] = ()
+    while (left := [t for t in threading.enumerate() if t not in before]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
