@@ -60,6 +60,7 @@ def _metrics(task: TaskView) -> dict[str, Any]:
         "queuedBytes": task.queued_bytes,
         "windowBytes": task.window_bytes,
         "pausedMs": round(task.paused_ms),
+        "lagMs": None if task.lag_ms is None else round(task.lag_ms),
         "lateRows": task.late_rows,
     }
 

@@ -101,6 +101,15 @@ class ReadsBatches(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsLag(Protocol):
+    """A reader that knows how long ago the next row it will give came to the source."""
+
+    def lag_ms(self) -> float | None:
+        """None while it waits for rows, or where that cannot be told."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CommittedPositions:
     """`positions`: of all readers of one source. `oldest_retained`: of the checkpoints that may be restored."""

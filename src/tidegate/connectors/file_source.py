@@ -299,6 +299,13 @@ class FileReader:
             return Rows(rows)
         return EndOfSource() if self._is_told_all else NothingNow(_NO_FILES_RETRY_MS)
 
+    def lag_ms(self) -> float | None:
+        """Since the file was written that is read now, or next."""
+        if not self._waiting:
+            return None
+        written_ms = self._progress[self._waiting[0]].file.modified_ms
+        return max(0.0, float(self._source.clock.wall_ms() - written_ms))
+
     def snapshot(self) -> bytes:
         return encode_state(self._progress.values(), self._forget_before_ms)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tidegate.connectors.contract import NothingNow, Polled, Rows, Source, SourceReader, SplitEnumerator
+from tidegate.connectors.contract import NothingNow, Polled, Rows, Source, SourceReader, SplitEnumerator, TellsLag
 from tidegate.model.clock import Clock, SystemClock
 
 # What was not used may be made up for, but not more than this: the limit holds over every short while.
@@ -57,6 +57,9 @@ class LimitedReader:
         if isinstance(polled, Rows):
             self._allowed -= polled.rows.num_rows
         return polled
+
+    def lag_ms(self) -> float | None:
+        return self._reader.lag_ms() if isinstance(self._reader, TellsLag) else None
 
     def snapshot(self) -> bytes:
         return self._reader.snapshot()

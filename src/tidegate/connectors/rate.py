@@ -151,6 +151,14 @@ class RateReader:
         values = self._take(max_rows, end=due if limit is None else min(due, limit))
         return Rows(self._rows(self._split.start_ms, values)) if len(values) else self._nothing(self._split)
 
+    def lag_ms(self) -> float | None:
+        """Since the next row was due."""
+        if self._split is None:
+            return None
+        due_at_ms = self._split.start_ms + self._waiting_for() * 1000 / self._source.rows_per_s
+        lag_ms = self._source.clock.wall_ms() - due_at_ms
+        return lag_ms if lag_ms > 0 else None
+
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(_State(self._start_ms, self._next_value, self._step, self._backlog))
 
@@ -168,11 +176,14 @@ class RateReader:
         return np.arange(first, self._next_value, self._step, dtype=np.int64)
 
     def _nothing(self, split: _Split) -> NothingNow | EndOfSource:
-        waiting_for = min([strand.first for strand in self._backlog], default=self._next_value)
+        waiting_for = self._waiting_for()
         if split.limit is not None and waiting_for >= split.limit:
             return EndOfSource() if self._is_told_all else NothingNow(retry_after_ms=1000.0)
         due_at_ms = split.start_ms + waiting_for * 1000 / self._source.rows_per_s
         return NothingNow(retry_after_ms=max(1.0, due_at_ms - self._source.clock.wall_ms()))
+
+    def _waiting_for(self) -> int:
+        return min([strand.first for strand in self._backlog], default=self._next_value)
 
     def _rows(self, start_ms: int, values: npt.NDArray[np.int64]) -> pa.RecordBatch:
         schema = self._source.schema

@@ -75,6 +75,7 @@ class TaskView:
     bytes_in: int = 0
     bytes_out: int = 0
     window_bytes: int = 0
+    lag_ms: float | None = None
     rates: Rates = UNKNOWN
 
 
@@ -100,6 +101,7 @@ def task_views(
             bytes_in=report.bytes_in,
             bytes_out=report.bytes_out,
             window_bytes=report.window_bytes,
+            lag_ms=report.lag_ms,
             rates=UNKNOWN if rates is None else rates.of(report.task),
         )
         for _, progress in sorted(reports.items())

@@ -288,6 +288,7 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bytes_in: int = 0
     bytes_out: int = 0
     window_bytes: int = 0
+    lag_ms: float | None = None
 
 
 class Progress(_Message, frozen=True, gc=False):

@@ -1,6 +1,6 @@
 """A query's numbers as OpenMetrics. Made from one view when somebody asks; nothing is counted here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,10 +15,12 @@ _LAST_CALENDAR_MS = 253_402_300_799_000  # the end of the year 9999: later ones 
 def open_metrics(query: str, view: JobView) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(query, view))
-    return bytes(generate_latest(registry))
+    generate: Callable[[CollectorRegistry], bytes] = generate_latest
+    return generate(registry)
 
 
-@dataclass(frozen=True, slots=True)
+# The registry keeps its collectors by identity.
+@dataclass(frozen=True, slots=True, eq=False)
 class _Collector:
     query: str
     view: JobView
@@ -87,6 +89,10 @@ class _Collector:
         yield self._per_task("idle_ratio", now, ((t, t.rates.idle_ms_per_s / 1000) for t in tasks))
         yield self._per_task("queued_bytes", "In the task's input.", ((t, t.queued_bytes) for t in tasks))
         yield self._per_task("window_bytes", "What may be in flight to it.", ((t, t.window_bytes) for t in tasks))
+        lags = ((t, t.lag_ms) for t in tasks if t.lag_ms is not None)
+        yield self._per_task(
+            "source_lag_seconds", "Age of the next row to be read.", ((t, lag_ms / 1000) for t, lag_ms in lags)
+        )
         known = [
             (t, t.watermark_ms) for t in tasks if t.watermark_ms is not None and t.watermark_ms < _LAST_CALENDAR_MS
         ]

@@ -86,6 +86,8 @@ class SlotRun:
         self._tasks.on_barrier_everywhere(message)
 
     def on_abort(self, message: AbortCheckpoint) -> None:
+        # How far it had come is worth knowing just now; afterwards nobody here knows it any more.
+        self._tasks.report_now()
         self._tasks.on_abort(message)
 
     def on_done(self, message: CheckpointDone) -> None:

@@ -131,8 +131,6 @@ class SlotTasks:
             task.on_barrier_everywhere(message.checkpoint)
 
     def on_abort(self, message: AbortCheckpoint) -> None:
-        # How far it had come is worth knowing just now; afterwards nobody here knows it any more.
-        self._report(self._clock.monotonic_ms())
         for task in self.tasks:
             task.on_abort(message.checkpoint)
         self._snapshots.on_abort(message.checkpoint)
@@ -229,7 +227,19 @@ class SlotTasks:
         self._first_row_said |= has_first_row
         self._late_rows_said = late_rows
         self._next_progress_ms = now_ms + _PROGRESS_EVERY_MS
-        self._report(now_ms)
+        self.report_now()
+
+    def report_now(self) -> None:
+        self._send(
+            Progress(
+                self._generation,
+                self._is_idle(),
+                self._splits_received,
+                [*map(_progress, self.tasks)],
+                self._snapshots.standings(),
+                self._clock.monotonic_ms(),
+            )
+        )
 
     def close(self) -> None:
         """Every task, whatever the user's code in one of them raises; the first error is raised at the end."""
@@ -245,18 +255,6 @@ class SlotTasks:
 
     def next_deadline_ms(self) -> float | None:
         return min((d for task in self.tasks if (d := task.next_deadline_ms()) is not None), default=None)
-
-    def _report(self, now_ms: float) -> None:
-        self._send(
-            Progress(
-                self._generation,
-                self._is_idle(),
-                self._splits_received,
-                [*map(_progress, self.tasks)],
-                self._snapshots.standings(),
-                now_ms,
-            )
-        )
 
     def _task_standings(self, checkpoint: CheckpointId, since_ms: float) -> tuple[list[TaskStanding], list[LongStep]]:
         steps = [step for task in self.tasks for step in task.watch.long_steps]
@@ -283,4 +281,5 @@ def _progress(task: Task) -> TaskProgress:
         bytes_in=counters.bytes_in,
         bytes_out=counters.bytes_out,
         window_bytes=0 if task.gate is None else task.gate.window_bytes(),
+        lag_ms=None if task.source is None else task.source.lag_ms(),
     )

@@ -11,6 +11,7 @@ from tidegate.connectors.contract import (
     ReadsBatches,
     Rows,
     SourceReader,
+    TellsLag,
     TellsPosition,
 )
 from tidegate.model.ids import CheckpointId
@@ -92,6 +93,9 @@ class SourceHead:
 
     def position(self) -> bytes | None:
         return self.reader.position() if isinstance(self.reader, TellsPosition) else None
+
+    def lag_ms(self) -> float | None:
+        return self.reader.lag_ms() if isinstance(self.reader, TellsLag) else None
 
     def on_triggered(self, checkpoint: CheckpointId, now_ms: float, *, suspends: bool) -> None:
         """`suspends`: nothing is pulled behind this barrier, unless the checkpoint is aborted."""

@@ -1,0 +1,249 @@
+"""What `why` concludes from the facts of one checkpoint."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.model.ids import ChannelId, EdgeId, TaskId, VertexId
+from tidegate.protocol.checkpoint_facts import (
+    BarrierFacts,
+    CheckpointFacts,
+    Outcome,
+    SlotFacts,
+    StepFacts,
+    TaskFacts,
+)
+from tidegate.protocol.checkpoints import FailureReason
+from tidegate.protocol.critical_path import PhaseKind
+from tidegate.protocol.culprits import Cause, Expired, LateSlot, LongCall, SilentSlot, SlowOperator
+from tidegate.protocol.why import choose, why
+
+
+def task_id(vertex: int, subtask: int = 0) -> TaskId:
+    return TaskId(VertexId(vertex), subtask)
+
+
+def barrier(sender: TaskId, receiver: int, at_ms: float) -> BarrierFacts:
+    return BarrierFacts(ChannelId(EdgeId(0), sender.subtask, receiver), sender, at_ms)
+
+
+def source(subtask: int = 0, *, snapshot_ms: float | None = 1.0, sync_ms: float = 1.0) -> TaskFacts:
+    return TaskFacts(
+        task=task_id(0, subtask),
+        name="Source[rate]",
+        is_source=True,
+        kind="aligned",
+        snapshot_ms=snapshot_ms,
+        sync_ms=sync_ms,
+    )
+
+
+def keyed(subtask: int = 0, *, barrier_ms: float = 3.0, snapshot_ms: float | None = 4.0, **more: object) -> TaskFacts:
+    seen = barrier(task_id(0, subtask), subtask, barrier_ms)
+    fields: dict[str, object] = {
+        "task": task_id(1, subtask),
+        "name": "Aggregate(count(*)) -> Sink[noop]",
+        "kind": None if snapshot_ms is None else "aligned",
+        "first": seen,
+        "last": seen,
+        "snapshot_ms": snapshot_ms,
+        "sync_ms": 1.0,
+        **more,
+    }
+    return TaskFacts(**fields)  # type: ignore[arg-type]
+
+
+def slot(number: int = 0, *, from_ms: float = 5.0, storing_ms: float = 4.0, **more: object) -> SlotFacts:
+    """Its tasks were ready at `from_ms`; then it encodes for a millisecond and stores."""
+    fields: dict[str, object] = {
+        "slot": number,
+        "triggered_ms": 1.0,
+        "encoding_ms": from_ms,
+        "queued_ms": from_ms + 1,
+        "uploading_ms": from_ms + 1,
+        "storing_ms": storing_ms,
+        "stored_bytes": 100,
+        "acknowledged_ms": from_ms + 1 + storing_ms,
+        "last_word_ms": from_ms + 1 + storing_ms,
+        **more,
+    }
+    return SlotFacts(**fields)  # type: ignore[arg-type]
+
+
+def facts(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], duration_ms: float, **more: object) -> CheckpointFacts:
+    fields: dict[str, object] = {
+        "checkpoint": 7,
+        "generation": 1,
+        "outcome": Outcome.COMPLETED,
+        "kind": "aligned",
+        "is_savepoint": False,
+        "triggered_at_ms": 0,
+        "duration_ms": duration_ms,
+        "interval_ms": 10_000.0,
+        "timeout_ms": 60_000.0,
+        "completing_ms": duration_ms - 2 if "outcome" not in more else None,
+        "tasks": tasks,
+        "slots": slots,
+        "edges": ((0, 1),),
+        **more,
+    }
+    return CheckpointFacts(**fields)  # type: ignore[arg-type]
+
+
+def expired(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], **more: object) -> CheckpointFacts:
+    given: dict[str, object] = {"outcome": Outcome.FAILED, "failure": FailureReason.EXPIRED.value, **more}
+    return facts(*tasks, slots=slots, duration_ms=60_000.0, **given)
+
+
+def test_the_critical_path_goes_back_along_what_came_last() -> None:
+    found = facts(source(), keyed(snapshot_ms=2_003.0), slots=(slot(from_ms=2_005.0),), duration_ms=2_020.0)
+    path = why(found).critical_path
+    assert [(phase.kind, phase.where, phase.duration_ms) for phase in path] == [
+        (PhaseKind.TRIGGER, "slot 0", 1.0),
+        (PhaseKind.SYNC, "v0.0", 1.0),
+        (PhaseKind.ON_THE_WAY, "v1.0", 1.0),
+        (PhaseKind.ALIGNING, "v1.0", 2_000.0),
+        (PhaseKind.SYNC, "v1.0", 1.0),
+        (PhaseKind.SETTLING, "slot 0", 1.0),
+        (PhaseKind.ENCODING, "slot 0", 1.0),
+        (PhaseKind.UPLOAD, "slot 0", 4.0),
+        (PhaseKind.HELD_BACK, "driver", 8.0),
+        (PhaseKind.LOGGING, "driver", 2.0),
+    ]
+
+
+@given(
+    st.lists(st.floats(0, 10_000), min_size=14, max_size=14),
+    st.sampled_from(["aligned", "unaligned", "switched"]),
+    st.sampled_from([None, *FailureReason]),
+)
+def test_whatever_the_times_are_the_path_adds_up_and_has_a_culprit(
+    times: list[float], kind: str, reason: FailureReason | None
+) -> None:
+    """Clocks are never exactly right, and messages come in any order."""
+    tasks = (
+        source(0, snapshot_ms=times[0], sync_ms=times[1]),
+        source(1, snapshot_ms=None if kind == "switched" else times[2]),
+        keyed(0, barrier_ms=times[3], snapshot_ms=times[4], busy_ms=times[5]),
+        keyed(1, barrier_ms=times[6], snapshot_ms=None if reason else times[7], backpressured_ms=times[8]),
+    )
+    step = StepFacts(task_id(1, 1), times[9] - 100, 100 + times[10], 1)
+    slots = (
+        slot(0, from_ms=times[11]),
+        slot(1, from_ms=times[12], acknowledged_ms=None if reason else times[13], long_steps=(step,)),
+    )
+    found = facts(
+        *tasks,
+        slots=slots,
+        duration_ms=10_500.0,
+        kind=kind,
+        outcome=Outcome.COMPLETED if reason is None else Outcome.FAILED,
+        failure=None if reason is None else reason.value,
+    )
+    report = why(found)
+    assert sum(phase.duration_ms for phase in report.critical_path) == pytest.approx(10_500.0)
+    assert report.summary.endswith(".") and report.summary in str(report)
+
+
+def test_a_task_without_room_is_not_to_blame_but_the_one_that_takes_the_room() -> None:
+    middle = keyed(snapshot_ms=3_000.0, backpressured_ms=2_900.0, busy_ms=50.0, queued_bytes=10)
+    slow = TaskFacts(
+        task=task_id(2),
+        name="MapInArrow(slow) -> Sink[noop]",
+        kind="aligned",
+        first=BarrierFacts(ChannelId(EdgeId(1), 0, 0), task_id(1), 3_001.0),
+        last=BarrierFacts(ChannelId(EdgeId(1), 0, 0), task_id(1), 3_001.0),
+        snapshot_ms=4_000.0,
+        busy_ms=990.0,
+        queued_bytes=5_000,
+        drain_bytes_per_ms=2.0,
+    )
+    found = facts(source(), middle, slow, slots=(slot(from_ms=4_001.0),), duration_ms=4_020.0, edges=((0, 1), (1, 2)))
+    culprit = why(found).culprit
+    assert isinstance(culprit, SlowOperator)
+    assert (culprit.where.what, culprit.queued_bytes, culprit.bytes_per_s) == ("v2.0", 5_000, 2_000.0)
+
+
+def test_a_step_that_makes_up_most_of_the_wait_is_the_one_to_blame() -> None:
+    """Before the slot heard of the trigger, it sat in a call."""
+    late = slot(from_ms=905.0, triggered_ms=900.0, long_steps=(StepFacts(task_id(1), -50.0, 945.0, 1),))
+    found = facts(
+        source(snapshot_ms=900.0), keyed(barrier_ms=902.0, snapshot_ms=903.0), slots=(late,), duration_ms=915.0
+    )
+    culprit = why(found).culprit
+    assert isinstance(culprit, LongCall)
+    assert (culprit.where.what, culprit.duration_ms, culprit.rows) == ("v1.0", 945.0, 1)
+
+
+def test_a_slot_that_was_late_without_a_long_step_is_told_as_such() -> None:
+    late = slot(from_ms=905.0, triggered_ms=900.0)
+    found = facts(
+        source(snapshot_ms=900.0), keyed(barrier_ms=902.0, snapshot_ms=903.0), slots=(late,), duration_ms=915.0
+    )
+    assert isinstance(why(found).culprit, LateSlot)
+
+
+def test_many_slow_calls_are_a_slow_operator() -> None:
+    steps = tuple(StepFacts(task_id(1), 100.0 * at, 90.0, 1) for at in range(4))
+    found = facts(
+        source(),
+        keyed(snapshot_ms=2_003.0, busy_ms=1_990.0, queued_bytes=400),
+        slots=(slot(from_ms=2_005.0, long_steps=steps),),
+        duration_ms=2_020.0,
+    )
+    assert why(found).cause is Cause.SLOW_OPERATOR
+
+
+def test_an_expired_one_blames_a_slot_that_never_answered_before_all_others() -> None:
+    silent = SlotFacts(slot=1, last_word_ms=-120.0)
+    waiting = keyed(0, snapshot_ms=None, missing=(task_id(0, 1),), left_bytes=10)
+    unheard = (source(1, snapshot_ms=None), TaskFacts(task=task_id(1, 1), name="Aggregate"))
+    found = expired(source(0), waiting, *unheard, slots=(slot(0, acknowledged_ms=None, last_word_ms=59_900.0), silent))
+    culprit = why(found).culprit
+    assert isinstance(culprit, Expired) and isinstance(culprit.waiting_for, SilentSlot)
+    assert culprit.waiting_for.where.what == "slot 1"
+    assert culprit.waiting_for.silent_ms == 60_000.0
+
+
+def test_an_expired_one_whose_parts_were_taken_waited_for_the_store() -> None:
+    uploading = slot(acknowledged_ms=None, storing_ms=0.0, last_word_ms=59_900.0)
+    report = why(expired(source(), keyed(), slots=(uploading,)))
+    assert report.cause is Cause.SLOW_STORE
+    assert report.critical_path[-1].kind is PhaseKind.UPLOAD
+
+
+def test_what_an_unaligned_one_would_have_cost_rests_on_the_queue_and_the_stores_speed() -> None:
+    stored = slot(from_ms=2_005.0, storing_ms=10.0, stored_bytes=1_000_000)
+    found = facts(source(), keyed(snapshot_ms=2_003.0, queued_bytes=500_000), slots=(stored,), duration_ms=2_030.0)
+    other = why(found).other_mode
+    assert other is not None
+    assert (other.mode, other.inflight_bytes, other.duration_ms) == ("unaligned", 500_000, pytest.approx(35.0))
+
+
+def test_what_is_not_measured_is_not_estimated() -> None:
+    found = facts(
+        source(), keyed(snapshot_ms=2_003.0, queued_bytes=500_000), slots=(slot(from_ms=2_005.0),), duration_ms=2_030.0
+    )
+    other = why(found).other_mode
+    assert other is not None and other.duration_ms is None
+    assert "too small to tell" in other.basis
+
+
+def test_without_an_id_the_newest_that_was_slow_or_failed_is_explained() -> None:
+    quick = facts(source(), slots=(slot(),), duration_ms=20.0, checkpoint=9)
+    slow = facts(source(), slots=(slot(),), duration_ms=2_000.0, checkpoint=8)
+    stopped = expired(source(), slots=(slot(),), checkpoint=10, failure=FailureReason.JOB_STOPPED.value)
+    failed = expired(source(), slots=(slot(),), checkpoint=6)
+    running = facts(source(), slots=(slot(),), duration_ms=400.0, checkpoint=11, outcome=Outcome.IN_PROGRESS)
+    assert choose([running, stopped, quick, slow, failed], None) is slow
+    assert choose([stopped, quick, failed], None) is failed
+    assert choose([quick], None) is quick
+    assert choose([quick, slow], 8) is slow
+    assert choose([quick, slow], 5) is None and choose([], None) is None
+
+
+def test_one_under_way_is_explained_once_the_next_is_due() -> None:
+    overdue = facts(source(), slots=(slot(),), duration_ms=11_000.0, checkpoint=11, outcome=Outcome.IN_PROGRESS)
+    slow = facts(source(), slots=(slot(),), duration_ms=2_000.0, checkpoint=8)
+    assert choose([overdue, slow], None) is overdue
+    assert "not complete" in why(overdue).summary
