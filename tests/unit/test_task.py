@@ -10,7 +10,7 @@ import pytest
 from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows
 from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, TaskId, VertexId
-from tidegate.network.messages import BarrierSent, ChannelFinished, CutSent, PeerMessage
+from tidegate.network.messages import BarrierSeen, BarrierSent, ChannelFinished, CutSent, LongStep, PeerMessage
 from tidegate.operators.contract import Emit, Operator, Stateless, TaskContext, WithoutTimers
 from tidegate.plan.physical import ForwardPartitioning
 from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
@@ -100,6 +100,19 @@ class TwoInputs(WithoutTimers):
         return 0
 
 
+class Takes(TwoInputs):
+    """Each call takes so long."""
+
+    clock: ManualClock
+
+    def __init__(self, ms: float) -> None:
+        self._ms = ms
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        self.clock.advance(self._ms)
+        emit(rows)
+
+
 class Made:
     """A task with what it told, and the slot's part in moving it."""
 
@@ -175,7 +188,7 @@ class Made:
         """As the slot does it: note the barrier, feed the gate, do what it asks; the cut follows at once."""
         gate, now_ms, at = self.task.gate, self.clock.monotonic_ms(), Sequence(before)
         assert gate is not None
-        self.task.note_barrier(checkpoint, now_ms)
+        self.task.note_barrier(checkpoint, now_ms, channel)
         self.task.perform(
             gate.on_barrier(
                 channel, checkpoint, before=at, age_ms=age_ms, switch_after_ms=switch_after_ms, now_ms=now_ms
@@ -207,6 +220,38 @@ def test_barriers_that_come_after_the_snapshot_are_not_remembered_for_ever() -> 
     assert len(made.task.watch._seen) <= 64
     made.task.on_done(CheckpointId(149))
     assert not made.task.watch._seen
+
+
+def test_a_task_tells_how_far_it_is_with_a_checkpoint_and_what_it_did_meanwhile() -> None:
+    slow = Takes(100.0)
+    made = Made(gate=gate_of(*CHANNELS), operators=[slow])
+    slow.clock = made.clock
+    made.arrive(CHANNELS[0], 0, Batch(rows(1, 2)))
+    made.barrier(CHANNELS[0], ONE, before=1, switch_after_ms=None)
+    waiting = made.task.standing(ONE)
+    assert waiting.first == waiting.last == BarrierSeen(CHANNELS[0], 0.0)
+    assert (waiting.missing, waiting.queued_bytes, waiting.left_bytes) == ([CHANNELS[1]], 8, 8)
+    assert (waiting.snapshot_at_ms, waiting.kind) == (None, None)
+    made.run(1)
+    made.barrier(CHANNELS[1], ONE, switch_after_ms=None)
+    taken = made.task.standing(ONE)
+    assert taken.last == BarrierSeen(CHANNELS[1], 100.0)
+    assert (taken.missing, taken.left_bytes, taken.snapshot_at_ms, taken.kind) == ([], 0, 100.0, "aligned")
+    assert (taken.busy_ms, taken.epoch_rows, taken.processed_bytes) == (100.0, 2, rows(1, 2).nbytes)
+    assert list(made.task.watch.long_steps) == [LongStep(made.task.id, 100.0, 100.0, 2)]
+    made.task.on_abort(ONE)
+    assert made.task.standing(ONE).first is None
+
+
+def test_an_epoch_is_what_came_in_since_the_snapshot_before() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]))
+    made.arrive(CHANNELS[0], 0, Batch(rows(1, 2, 3)))
+    made.run()
+    made.barrier(CHANNELS[0], ONE, before=1)
+    made.arrive(CHANNELS[0], 1, Batch(rows(4)))
+    made.run()
+    made.barrier(CHANNELS[0], TWO, before=2)
+    assert (made.task.standing(ONE).epoch_rows, made.task.standing(TWO).epoch_rows) == (3, 1)
 
 
 def test_the_start_delay_is_the_age_at_the_first_barrier_and_the_rest_is_alignment() -> None:

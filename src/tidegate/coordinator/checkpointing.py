@@ -43,6 +43,7 @@ from tidegate.protocol.checkpoints import (
 )
 from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.requests import Afterwards, CheckpointRequest, SavepointAlignment, SavepointRequest
+from tidegate.protocol.why import why
 from tidegate.storage.manifests import Manifest
 from tidegate.worker.mailbox import Background
 
@@ -197,9 +198,11 @@ class Checkpointing:
                 if isinstance(request, SavepointRequest):
                     self._refuse_savepoint(request, reason.value)
             case FailJob(checkpoint, reason):
-                why = self.history.views()[0].failure_reason or reason.value
+                said = self.history.views()[0].failure_reason or reason.value
                 self.listener.on_checkpointing_failed(
-                    JobFailure(f"Checkpoint {checkpoint} failed, and no more may fail: {why}.")
+                    JobFailure(
+                        f"Checkpoint {checkpoint} failed, and no more may fail: {said}.{self._because(checkpoint)}"
+                    )
                 )
             case unreachable:
                 assert_never(unreachable)
@@ -336,6 +339,12 @@ class Checkpointing:
             failed_slot=underway.failed_slot,
             is_upload_failure=underway.is_upload_failure,
         )
+
+    def _because(self, checkpoint: CheckpointId) -> str:
+        """What an expired one waited for; the other reasons come with a text of their own."""
+        facts = next((one for one in self.history.facts() if one.checkpoint == checkpoint), None)
+        is_expired = facts is not None and facts.failure == FailureReason.EXPIRED.value
+        return f" {why(facts).summary}" if facts is not None and is_expired else ""
 
     def _job_facts(self) -> JobFacts:
         return JobFacts(self.spec.slot_settings.plan, self.generation, self.spec.checkpoints)
