@@ -56,15 +56,19 @@ class BarrierWatch:
         if duration_ms >= LONG_STEP_MS:
             self.long_steps.append(LongStep(task, ended_at_ms, duration_ms, rows))
 
-    def on_barrier(
+    def has_heard_again(self, checkpoint: CheckpointId, channel: ChannelId | None, now_ms: float) -> bool:
+        """Notes a barrier that is not the first; false if it is."""
+        seen = self._seen.get(checkpoint)
+        if seen is None:
+            return False
+        seen.last = None if channel is None else BarrierSeen(channel, now_ms)
+        return True
+
+    def on_first_barrier(
         self, checkpoint: CheckpointId, channel: ChannelId | None, *, now_ms: float, marks: Marks, queued_bytes: int
     ) -> None:
         barrier = None if channel is None else BarrierSeen(channel, now_ms)
-        seen = self._seen.get(checkpoint)
-        if seen is None:
-            self._add(checkpoint, Seen(barrier, barrier, now_ms, queued_bytes, marks))
-        else:
-            seen.last = barrier
+        self._add(checkpoint, Seen(barrier, barrier, now_ms, queued_bytes, marks))
 
     def on_snapshot(
         self,

@@ -219,11 +219,13 @@ class Task:
                     self.listener.on_closed(self.id, result)
 
     def note_barrier(self, checkpoint: CheckpointId, now_ms: float, channel: ChannelId | None = None) -> None:
-        if not self.is_finished:
-            queued_bytes = 0 if self.gate is None else self.gate.queued_bytes()
-            self.watch.on_barrier(
-                checkpoint, channel, now_ms=now_ms, marks=self._marks(now_ms), queued_bytes=queued_bytes
-            )
+        if self.is_finished or self.watch.has_heard_again(checkpoint, channel, now_ms):
+            return
+        # Looked up once per checkpoint, because a gate may have very many channels.
+        queued_bytes = 0 if self.gate is None else self.gate.queued_bytes()
+        self.watch.on_first_barrier(
+            checkpoint, channel, now_ms=now_ms, marks=self._marks(now_ms), queued_bytes=queued_bytes
+        )
 
     def standing(self, checkpoint: CheckpointId) -> TaskStanding:
         """How far it is with a checkpoint that is under way."""
