@@ -232,7 +232,7 @@ def test_a_task_tells_how_far_it_is_with_a_checkpoint_and_what_it_did_meanwhile(
     assert waiting.first == waiting.last == BarrierSeen(CHANNELS[0], 0.0)
     assert (waiting.missing, waiting.queued_bytes, waiting.left_bytes) == ([CHANNELS[1]], 8, 8)
     assert (waiting.snapshot_at_ms, waiting.kind) == (None, None)
-    made.run(1)
+    made.run()
     made.barrier(CHANNELS[1], ONE, switch_after_ms=None)
     taken = made.task.standing(ONE)
     assert taken.last == BarrierSeen(CHANNELS[1], 100.0)
