@@ -13,6 +13,7 @@ from tidegate.model.version import VERSION as __version__
 from tidegate.spark.java import prepare_environment
 
 if TYPE_CHECKING:
+    from tidegate.api.async_map import async_map
     from tidegate.api.connect import connect
     from tidegate.api.nexmark import NexmarkDataSource
     from tidegate.api.query import StreamingQuery
@@ -30,6 +31,7 @@ __all__ = [
     "TidegateError",
     "UserError",
     "__version__",
+    "async_map",
     "connect",
     "queries",
     "writeStream",
@@ -44,6 +46,7 @@ _HOMES = {
     "DataStreamWriter": ("tidegate.api.writer", "DataStreamWriter"),
     "NexmarkDataSource": ("tidegate.api.nexmark", "NexmarkDataSource"),
     "StreamingQuery": ("tidegate.api.query", "StreamingQuery"),
+    "async_map": ("tidegate.api.async_map", "async_map"),
     "connect": ("tidegate.api.connect", "connect"),
     "queries": ("tidegate.api.query", "active_queries"),
     "writeStream": ("tidegate.api.writer", "writeStream"),

@@ -6,6 +6,7 @@ from tidegate.operators.contract import Operator
 from tidegate.plan.nodes import EventTimeKey, UdfShape
 from tidegate.plan.physical import (
     AggregateSpec,
+    AsyncMapSpec,
     ConnectSpec,
     DeduplicateSpec,
     EvalPythonSpec,
@@ -33,6 +34,10 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.map_in_arrow import MapInArrowOperator
 
             return MapInArrowOperator(spec)
+        case AsyncMapSpec():
+            from tidegate.operators.async_map import AsyncMapOperator
+
+            return AsyncMapOperator(spec)
         case EvalPythonSpec():
             from tidegate.operators.python_udf import PythonIteratorUdfOperator, PythonUdfOperator
 

@@ -9,6 +9,7 @@ from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import (
     AggregateCall,
+    AnswerOrder,
     EmptyCollections,
     EventTime,
     ExplodedAs,
@@ -48,6 +49,20 @@ class MapInArrowSpec:
     function_name: str
     schema: pa.Schema
     method: str = "mapInArrow"
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncMapSpec:
+    """Calls a function that waits for each row of `input_schema`, for so many rows at once."""
+
+    function: bytes
+    function_name: str
+    input_schema: pa.Schema
+    schema: pa.Schema
+    capacity: int
+    order: AnswerOrder = AnswerOrder.AS_TAKEN
+    timeout_ms: float | None = None
+    time_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +215,7 @@ OperatorSpec: TypeAlias = (
     ProjectSpec
     | FilterSpec
     | MapInArrowSpec
+    | AsyncMapSpec
     | EvalPythonSpec
     | AggregateSpec
     | TransformWithStateSpec

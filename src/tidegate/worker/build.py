@@ -7,7 +7,7 @@ from tidegate.connectors.registry import open_sink, open_source
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
-from tidegate.operators.contract import TaskContext, UserCode
+from tidegate.operators.contract import OpenCalls, TaskContext, UserCode
 from tidegate.plan.nodes import JoinEventTime
 from tidegate.plan.physical import Edge, JobPlan, StreamJoinSpec, Vertex
 from tidegate.protocol.admission import SourceAdmission
@@ -42,6 +42,7 @@ class TaskBuilder:
     links: Mapping[SlotIndex, Link]
     clock: Clock
     user_code: UserCode
+    open_calls: OpenCalls
     table: list[ChannelId]
     listener: TaskListener
 
@@ -70,6 +71,7 @@ class TaskBuilder:
             user_code=self.user_code,
             open_state=lambda: HeapBackend(key_groups),
             floors=restored.floors,
+            open_calls=self.open_calls,
         )
         operators = [build_operator(spec) for spec in vertex.operators]
         for position, operator in enumerate(operators):

@@ -81,6 +81,10 @@ class ChainTime:
     def next_telling_ms(self) -> float | None:
         return self._next_telling_ms if self._is_advancing else None
 
+    def has_something_to_tell(self) -> bool:
+        """Whether a watermark for downstream is known, whose turn may not have come yet."""
+        return self._is_advancing or self._input_ms != self._applied_ms
+
     def _is_timer_due(self, wall_ms: int) -> bool:
         at_ms = self.next_timer_ms()
         return at_ms is not None and at_ms <= wall_ms

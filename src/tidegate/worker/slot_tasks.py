@@ -27,7 +27,7 @@ from tidegate.network.messages import (
     TaskProgress,
     TriggerCheckpoint,
 )
-from tidegate.operators.contract import UserCode
+from tidegate.operators.contract import OpenCalls, UserCode
 from tidegate.protocol.barriers import Cut
 from tidegate.storage.store import Store
 from tidegate.worker.build import TaskBuilder, channel_table
@@ -59,6 +59,7 @@ class SlotTasks:
         background: Background,
         clock: Clock,
         user_code: UserCode,
+        open_calls: OpenCalls,
         send: Callable[[FromSlot], None],
     ) -> None:
         self._generation = generation
@@ -76,6 +77,7 @@ class SlotTasks:
             links=links,
             clock=clock,
             user_code=user_code,
+            open_calls=open_calls,
             table=self._table,
             listener=TaskListener(
                 on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),

@@ -1,0 +1,44 @@
+"""Refuses plans in which a sink could get the groups of an aggregation apart, or in the wrong order."""
+
+from collections.abc import Sequence
+
+from tidegate.model.errors import UnsupportedPlan
+from tidegate.model.ids import VertexId
+from tidegate.plan.nodes import GroupRows, OutputMode, Sink
+from tidegate.plan.physical import AggregateSpec, AsyncMapSpec, Edge, Vertex
+
+
+def require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:
+    """A writer that replaces what it showed, or shows a group once, must get a task's groups epoch by epoch.
+
+    On the way between two tasks a barrier may pass rows, which then belong to the next epoch.
+    """
+    if sink.mode is not OutputMode.COMPLETE and sink.group_rows is not GroupRows.ONCE_PER_EPOCH:
+        return
+    aggregating = [vertex for vertex in vertices if any(isinstance(each, AggregateSpec) for each in vertex.operators)]
+    if sink.mode is not OutputMode.APPEND and any(vertex.sink is None for vertex in aggregating):
+        raise UnsupportedPlan(
+            f"Tidegate does not run repartition or union behind an aggregation in {sink.mode.value} mode with this "
+            f"sink: put it before groupBy."
+        )
+
+
+def require_groups_in_order(vertices: Sequence[Vertex], edges: Sequence[Edge], sink: Sink) -> None:
+    """Where a later row of a group replaces the one before it, a sink must not get them the other way round.
+
+    Rows that wait in a function are dealt to other tasks when the parallelism changes, ahead of or behind newer ones.
+    """
+    if sink.mode is OutputMode.APPEND:
+        return
+    behind: set[VertexId] = set()
+    for vertex in vertices:
+        is_behind = vertex.id in behind
+        for operator in vertex.operators:
+            if is_behind and isinstance(operator, AsyncMapSpec):
+                raise UnsupportedPlan(
+                    f"Tidegate does not run tg.async_map behind an aggregation in {sink.mode.value} mode, because an "
+                    f"older row of a group could come last: put it before groupBy, or use append mode."
+                )
+            is_behind |= isinstance(operator, AggregateSpec)
+        if is_behind:
+            behind |= {edge.receiver for edge in edges if edge.sender == vertex.id}
