@@ -167,7 +167,10 @@ class ChannelCapture(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TaskPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One task's part of a checkpoint, in numbers; `position` of a source whose enumerator follows its readers."""
+    """One task's part of a checkpoint, in numbers; `position` of a source whose enumerator follows its readers.
+
+    `longest_step_ms`: the longest step of the task while the barrier was on its way, if longer than a slice should be.
+    """
 
     task: TaskId
     kind: str
@@ -180,6 +183,7 @@ class TaskPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     new_inflight_bytes: int
     committables: list[bytes]
     position: bytes | None = None
+    longest_step_ms: float = 0.0
 
 
 class Acknowledge(_Message, frozen=True, gc=False):

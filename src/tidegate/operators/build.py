@@ -66,10 +66,14 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.connect import ConnectOperator
 
             return ConnectOperator(spec)
-        case GenerateSpec() | ExpandSpec():
-            from tidegate.operators.row_makers import RowMakerOperator
+        case GenerateSpec():
+            from tidegate.operators.row_makers import ExplodeOperator
 
-            return RowMakerOperator(spec)
+            return ExplodeOperator(spec)
+        case ExpandSpec():
+            from tidegate.operators.row_makers import ExpandOperator
+
+            return ExpandOperator(spec)
         case DeduplicateSpec():
             from tidegate.operators.deduplicate import DeduplicateOperator
 

@@ -236,7 +236,7 @@ class Operator(Protocol):
         ...
 
     def end_of_input(self, emit: Emit) -> None:
-        """No more rows in this run."""
+        """No more rows in this run; what is due by now is fired afterwards."""
         ...
 
     def on_idle(self, emit: Emit) -> None:

@@ -76,7 +76,7 @@ from tidegate.plan.physical import (
     WatermarkSpec,
     kind_of,
 )
-from tidegate.plan.whole_groups import require_groups_in_order, require_whole_groups
+from tidegate.plan.whole_groups import keep_groups_in_order, require_whole_groups
 
 
 def lower(
@@ -86,9 +86,8 @@ def lower(
     builder = _Builder(sink, source_parallelism)
     builder.finish(builder.chains(root), sink)
     require_whole_groups(builder.vertices, sink)
-    require_groups_in_order(builder.vertices, builder.edges, sink)
     return JobPlan(
-        vertices=tuple(builder.vertices),
+        vertices=tuple(keep_groups_in_order(builder.vertices, builder.edges, sink)),
         edges=tuple(builder.edges),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
@@ -519,7 +518,7 @@ def _state_shape(operator: OperatorSpec) -> str:
         case AsyncMapSpec():
             return f"AsyncMap in={_fields(operator.input_schema)}"
         case GenerateSpec():
-            return "Generate"
+            return f"Generate kept={list(operator.kept)} out={_types(operator.schema)}"
         case ExpandSpec():
             return "Expand"
         case EvalPythonSpec():

@@ -1,6 +1,7 @@
 """What the slots run: vertices of chained operators, joined by edges. Built from nodes by `lower`."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias, assert_never
 
 import pyarrow as pa
@@ -138,6 +139,13 @@ class ConnectSpec:
     time_zone: str | None = None
 
 
+class Giving(Enum):
+    """When an operator gives what a batch makes."""
+
+    IN_SLICES = "in slices"  # a barrier may fall in between
+    AT_ONCE = "at once"  # all of it belongs to the epoch of the batch
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateSpec:
     collection: Expression
@@ -145,6 +153,7 @@ class GenerateSpec:
     of_empty: EmptyCollections
     kept: tuple[int, ...]
     schema: pa.Schema
+    giving: Giving = Giving.IN_SLICES
 
 
 @dataclass(frozen=True, slots=True)

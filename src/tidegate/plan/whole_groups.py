@@ -1,11 +1,12 @@
-"""Refuses plans in which a sink could get the groups of an aggregation apart, or in the wrong order."""
+"""Sees to it that sinks get the groups of an aggregation together and in order; refuses what cannot do that."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import VertexId
 from tidegate.plan.nodes import GroupRows, OutputMode, Sink
-from tidegate.plan.physical import AggregateSpec, AsyncMapSpec, Edge, Vertex
+from tidegate.plan.physical import AggregateSpec, AsyncMapSpec, Edge, GenerateSpec, Giving, OperatorSpec, Vertex
 
 
 def require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:
@@ -23,22 +24,36 @@ def require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:
         )
 
 
-def require_groups_in_order(vertices: Sequence[Vertex], edges: Sequence[Edge], sink: Sink) -> None:
+def keep_groups_in_order(vertices: Sequence[Vertex], edges: Sequence[Edge], sink: Sink) -> list[Vertex]:
     """Where a later row of a group replaces the one before it, a sink must not get them the other way round.
 
-    Rows that wait in a function are dealt to other tasks when the parallelism changes, ahead of or behind newer ones.
+    Rows that an operator holds belong to the next epoch, and are dealt to other tasks when the parallelism changes,
+    ahead of or behind newer ones. So behind an aggregation nothing is held, unless each group comes out once.
     """
     if sink.mode is OutputMode.APPEND:
-        return
+        return list(vertices)
     behind: set[VertexId] = set()
+    kept: list[Vertex] = []
     for vertex in vertices:
         is_behind = vertex.id in behind
+        operators: list[OperatorSpec] = []
         for operator in vertex.operators:
-            if is_behind and isinstance(operator, AsyncMapSpec):
-                raise UnsupportedPlan(
-                    f"Tidegate does not run tg.async_map behind an aggregation in {sink.mode.value} mode, because an "
-                    f"older row of a group could come last: put it before groupBy, or use append mode."
-                )
+            operators.append(_without_holding(operator, sink) if is_behind else operator)
             is_behind |= isinstance(operator, AggregateSpec)
         if is_behind:
             behind |= {edge.receiver for edge in edges if edge.sender == vertex.id}
+        kept.append(replace(vertex, operators=tuple(operators)))
+    return kept
+
+
+def _without_holding(operator: OperatorSpec, sink: Sink) -> OperatorSpec:
+    match operator:
+        case AsyncMapSpec():
+            raise UnsupportedPlan(
+                f"Tidegate does not run tg.async_map behind an aggregation in {sink.mode.value} mode, because an older "
+                f"row of a group could come last: put it before groupBy, or use append mode."
+            )
+        case GenerateSpec():
+            return replace(operator, giving=Giving.AT_ONCE)
+        case _:
+            return operator

@@ -353,6 +353,7 @@ def _as_of(checkpoint: CheckpointId, last: TaskSnapshot) -> TaskSnapshot:
         start_delay_ms=0.0,
         alignment_ms=0.0,
         sync_ms=0.0,
+        longest_step_ms=0.0,
     )
 
 
@@ -371,6 +372,7 @@ def _task_part(
         new_inflight_bytes=captures.new_bytes.get(snapshot.task, 0),
         committables=[committable for prepared in to_commit for committable in prepared.committables],
         position=snapshot.position,
+        longest_step_ms=snapshot.longest_step_ms,
     )
 
 

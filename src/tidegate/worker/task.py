@@ -30,17 +30,22 @@ from tidegate.state.contract import Section
 from tidegate.worker.event_time import ChainTime
 from tidegate.worker.gate import ClosedCapture, Gate, GateResult
 from tidegate.worker.output import TaskOutput
-from tidegate.worker.slices import MOST_ROWS, SliceSizer
+from tidegate.worker.slices import MOST_ROWS, LongSteps, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
 
 # How long a step may take: a barrier waits for one step at the most.
 SLICE_TARGET_MS = 10.0
+# The word of a checkpoint that came amid a step is heard this soon after it.
+_HEARD_WITHIN_MS = 2 * SLICE_TARGET_MS
 
 
 @dataclass(slots=True)
 class TaskSnapshot:
-    """The synchronous part of one task's snapshot; `sections` are encoded afterwards."""
+    """The synchronous part of one task's snapshot; `sections` are encoded afterwards.
+
+    `longest_step_ms`: of the task's steps since the checkpoint was triggered that took longer than a slice should.
+    """
 
     task: TaskId
     checkpoint: CheckpointId
@@ -55,6 +60,7 @@ class TaskSnapshot:
     state_bytes: int
     has_ended: bool = False
     position: bytes | None = None
+    longest_step_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -76,7 +82,10 @@ class TaskListener:
 
 @dataclass(slots=True)
 class Task:
-    """`inputs`: which input of the first operator each edge feeds."""
+    """`inputs`: which input of the first operator each edge feeds.
+
+    `sizer`: of the slices of its input, `giving_sizer`: of what its operators held.
+    """
 
     id: TaskId
     source: SourceHead | None
@@ -90,14 +99,16 @@ class Task:
     restored: StoredTask = field(default_factory=StoredTask)
     floors: KeyGroupFloors = NO_FLOORS
     watermark_interval_ms: float = 0.0
+    sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
+    giving_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     late_rows: LateRows = field(default_factory=LateRows)
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
     _end: TaskEnd = field(default_factory=TaskEnd)
-    _sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
+    _long_steps: LongSteps = field(default_factory=lambda: LongSteps(SLICE_TARGET_MS))
     _timer_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
-    _giving_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     _output_bytes_per_row: float = 0.0
+    _given_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _waiting_since_ms: float | None = None
     _first_barrier_ms: dict[CheckpointId, float] = field(default_factory=dict)
@@ -137,11 +148,10 @@ class Task:
         now_ms = self.clock.monotonic_ms()
         if self.has_ended or not self._has_room(now_ms):
             return False
-        # Input in turn with what operators held, so that more rows can wait meanwhile.
-        if not self._has_just_given and self._give(now_ms):
-            return True
-        self._has_just_given = False
-        return self._step_input(now_ms) or self._give(now_ms)
+        moved = self._step(now_ms)
+        if moved:
+            self._long_steps.note(started_ms=now_ms, ended_ms=self.clock.monotonic_ms())
+        return moved
 
     def is_waiting(self) -> bool:
         """No input just now: what the task was given is processed."""
@@ -254,6 +264,13 @@ class Task:
 
     # -- inside
 
+    def _step(self, now_ms: float) -> bool:
+        # Input in turn with what operators held, so that more rows can wait meanwhile.
+        if not self._has_just_given and self._give(now_ms):
+            return True
+        self._has_just_given = False
+        return self._step_input(now_ms) or self._give(now_ms)
+
     def _step_input(self, now_ms: float) -> bool:
         if not self._holds_event_time() and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
             self._advance_time(now_ms)
@@ -282,13 +299,22 @@ class Task:
 
     def _give(self, now_ms: float) -> bool:
         """One slice of what operators held."""
-        given = sum(giving.give(self._giving_sizer.rows, emit) for giving, emit in self._giving)
+        before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
+        given, wanted = 0, self._fitting(self.giving_sizer.rows, self._given_bytes_per_row)
+        # Downstream first: what it wants bounds what those in front of it give.
+        for giving, emit in reversed(self._giving):
+            if wanted:
+                given += giving.give(wanted, emit)
+            wanted = min(wanted, giving.room())
         if given:
             self._has_just_given = True
             self._time.on_rows()
+            if self.output is not None:
+                measured = (self.output.in_flight_bytes() - before_bytes) / given
+                self._given_bytes_per_row = max(measured, (self._given_bytes_per_row + measured) / 2)
             elapsed_ms = self.clock.monotonic_ms() - now_ms
             self.counters.busy_ms += elapsed_ms
-            self._giving_sizer.observe(rows=given, elapsed_ms=elapsed_ms)
+            self.giving_sizer.observe(rows=given, elapsed_ms=elapsed_ms)
         return given > 0
 
     def _holds_rows(self) -> bool:
@@ -345,11 +371,13 @@ class Task:
 
     def _slice_rows(self) -> int:
         """As many rows as take about the target time, but not more than fill the output's windows once."""
-        wanted = min(self._sizer.rows, self._room())
-        if self.output is None or not self._output_bytes_per_row:
+        return self._fitting(min(self.sizer.rows, self._room()), self._output_bytes_per_row)
+
+    def _fitting(self, wanted: int, bytes_per_row: float) -> int:
+        if self.output is None or not bytes_per_row:
             return wanted
         # Rows that a filter drops make the divisor ever smaller, until the quotient is infinite, which is no integer.
-        return max(1, int(min(wanted, self.output.window_bytes() / self._output_bytes_per_row)))
+        return max(1, int(min(wanted, self.output.window_bytes() / bytes_per_row)))
 
     def _process(self, feed: Emit, rows: pa.RecordBatch, started_ms: float) -> None:
         self._is_idle_due = False
@@ -362,7 +390,7 @@ class Task:
             self._output_bytes_per_row = max(measured, (self._output_bytes_per_row + measured) / 2)
         elapsed_ms = self.clock.monotonic_ms() - started_ms
         self.counters.busy_ms += elapsed_ms
-        self._sizer.observe(rows=rows.num_rows, elapsed_ms=elapsed_ms)
+        self.sizer.observe(rows=rows.num_rows, elapsed_ms=elapsed_ms)
 
     def _advance_time(self, now_ms: float) -> None:
         """One slice of due timers, or the word downstream once none is left."""
@@ -431,6 +459,9 @@ class Task:
             self.operators[at].end_of_input(self._emits[at])
             self._ended_operators += 1
         self._time.on_rows()
+        if self._ended_operators > before:
+            # Rows that came too late for the last watermark wait for the next one, and none may come.
+            self._time.fire_again()
         return self._ended_operators > before
 
     def _end_output(self) -> None:
@@ -486,6 +517,7 @@ class Task:
                 state_bytes=sum(operator.state_bytes() for operator in self.operators),
                 has_ended=self.has_ended,
                 position=None if self.source is None else self.source.position(),
+                longest_step_ms=self._long_steps.longest_ms(since_ms=started_ms - take.age_ms - _HEARD_WITHIN_MS),
             )
         )
 

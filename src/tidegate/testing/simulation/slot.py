@@ -259,7 +259,7 @@ class SimSlot:
             send=self._send,
         )
         for task in self.tasks.tasks:
-            task._sizer = task._timer_sizer = task._giving_sizer = self._slices
+            task.sizer = task._timer_sizer = task.giving_sizer = self._slices
         self._session.on_built(self.tasks)
         self._send(Ready(deploy.generation, restore.recovered_bytes))
 
