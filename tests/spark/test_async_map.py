@@ -50,9 +50,8 @@ def test_the_rows_are_those_of_a_plain_function_in_the_order_of_their_partition(
         for frame in frames:
             yield frame.assign(name=frame["user"].str.upper(), twice=frame["id"] * 2)[["id", "name", "twice"]]
 
-    one_task = numbers.coalesce(1)
-    expected = rows_of(one_task.mapInPandas(plain, SCHEMA))
-    found = rows_of(tg.async_map(one_task, looked_up, SCHEMA, capacity=20))
+    expected = rows_of(numbers.mapInPandas(plain, SCHEMA), parallelism=1)
+    found = rows_of(tg.async_map(numbers, looked_up, SCHEMA, capacity=20), parallelism=1)
     assert sorted(found) == EXPECTED
     assert found == expected
 
@@ -152,7 +151,7 @@ def test_a_call_that_hangs_is_named_and_ends_nothing_else(numbers: DataFrame) ->
         return row
 
     with pytest.raises(UserCodeFailure, match="'hangs' has not answered within 200 ms for the row"):
-        rows_of(tg.async_map(numbers, hangs, "id long", timeout="200ms"), **{"restart.strategy": "none"})
+        rows_of(tg.async_map(numbers, hangs, "id long", 4, timeout="200ms"), **{"restart.strategy": "none"})
 
 
 def test_a_query_is_stopped_while_calls_hang(numbers: DataFrame, tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_a_query_is_stopped_while_calls_hang(numbers: DataFrame, tmp_path: Path)
         return row
 
     query = (
-        tg.writeStream(tg.async_map(numbers, hangs, "id long"))
+        tg.writeStream(tg.async_map(numbers, hangs, "id long", 4))
         .format("noop")
         .options(parallelism=2, checkpointLocation=str(tmp_path / "chk"))
         .option("checkpoint.interval", "100ms")

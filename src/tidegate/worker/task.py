@@ -335,6 +335,7 @@ class Task:
                 return True
             case NothingNow():
                 self._is_idle_due |= source.becomes_idle(now_ms)
+                self._tell_idle_if_due()
                 return False
             case EndOfSource():
                 self._end_input()

@@ -88,13 +88,19 @@ class CoroutineCalls:
 
     def __init__(self, mailbox: Mailbox, *, name: str) -> None:
         self._done = _Done(mailbox)
-        self._loop = asyncio.new_event_loop()
+        self._name = f"tidegate-{name}"
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._serve, name=f"tidegate-{name}", daemon=True)
-        self._thread.start()
+        self._opened: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
 
     def start(self, number: int, call: Callable[[], Any]) -> None:
-        self._loop.call_soon_threadsafe(self._begin, number, call)
+        if self._opened is None:
+            # Not sooner: an operator that is built and never run leaves nothing behind.
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
+            self._opened = loop, thread
+            thread.start()
+        loop = self._opened[0]
+        loop.call_soon_threadsafe(self._begin, loop, number, call)
 
     def take_done(self) -> list[tuple[int, Outcome]]:
         return self._done.take()
@@ -103,23 +109,25 @@ class CoroutineCalls:
         if self._done.is_closed:
             return
         self._done.is_closed = True
-        self._loop.call_soon_threadsafe(self._stop)
-        _join([self._thread])
+        if self._opened is not None:
+            loop, thread = self._opened
+            loop.call_soon_threadsafe(self._stop, loop)
+            _join([thread])
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
         try:
-            self._loop.run_forever()
+            loop.run_forever()
             if self._tasks:
                 # They were cancelled, and may still tidy up.
-                self._loop.run_until_complete(asyncio.wait(set(self._tasks)))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+                loop.run_until_complete(asyncio.wait(set(self._tasks)))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
         finally:
-            self._loop.close()
+            loop.close()
 
-    def _begin(self, number: int, call: Callable[[], Any]) -> None:
-        task = self._loop.create_task(self._await(number, call))
+    def _begin(self, loop: asyncio.AbstractEventLoop, number: int, call: Callable[[], Any]) -> None:
+        task = loop.create_task(self._await(number, call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -130,10 +138,10 @@ class CoroutineCalls:
             outcome = Raised(error)
         self._done.add(number, outcome)
 
-    def _stop(self) -> None:
+    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
         for task in self._tasks:
             task.cancel()
-        self._loop.stop()
+        loop.stop()
 
 
 def _outcome(call: Callable[[], Any]) -> Outcome:
