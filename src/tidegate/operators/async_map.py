@@ -29,6 +29,7 @@ from tidegate.operators.contract import (
     WaitingFunction,
     WithoutTimers,
 )
+from tidegate.operators.held_rows import encode_batch
 from tidegate.operators.user_code import user_code_failure
 from tidegate.operators.user_rows import Row, RowsByKey, batch_from_tuples, prepare_conversions
 from tidegate.plan.nodes import AnswerOrder
@@ -248,11 +249,4 @@ _SHOWN = 200
 
 
 def _encode(batches: Sequence[pa.RecordBatch]) -> bytes:
-    return msgspec.msgpack.encode([_encode_batch(batch) for batch in batches])
-
-
-def _encode_batch(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return msgspec.msgpack.encode([encode_batch(batch) for batch in batches])

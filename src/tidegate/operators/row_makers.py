@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.operators.contract import Emit, Stateless, TaskContext
+from tidegate.operators.held_rows import encode_batch
 from tidegate.plan.kernels import compile_expand, compile_generate
 from tidegate.plan.kernels.generators import Exploded
 from tidegate.plan.physical import ExpandSpec, GenerateSpec, Giving
@@ -120,12 +121,5 @@ class ExpandOperator(Stateless):
 
 
 def _encode(rests: Sequence[tuple[pa.RecordBatch, int]]) -> bytes:
-    items = [_StoredRest(given, _encode_batch(rows)) for rows, given in rests]
+    items = [_StoredRest(given, encode_batch(rows)) for rows, given in rests]
     return msgspec.msgpack.encode([msgspec.msgpack.encode(item) for item in items])
-
-
-def _encode_batch(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue())

@@ -76,7 +76,7 @@ from tidegate.plan.physical import (
     WatermarkSpec,
     kind_of,
 )
-from tidegate.plan.whole_groups import keep_groups_in_order, require_whole_groups
+from tidegate.plan.whole_groups import give_in_slices, keep_groups_in_order, require_whole_groups
 
 
 def lower(
@@ -87,7 +87,7 @@ def lower(
     builder.finish(builder.chains(root), sink)
     require_whole_groups(builder.vertices, sink)
     return JobPlan(
-        vertices=tuple(keep_groups_in_order(builder.vertices, builder.edges, sink)),
+        vertices=tuple(keep_groups_in_order(give_in_slices(builder.vertices), builder.edges, sink)),
         edges=tuple(builder.edges),
         parallelism=parallelism,
         max_parallelism=max_parallelism,

@@ -44,12 +44,20 @@ class FilterSpec:
     schema: pa.Schema
 
 
+class Giving(Enum):
+    """When an operator gives what a batch makes."""
+
+    IN_SLICES = "in slices"  # a barrier may fall in between
+    AT_ONCE = "at once"  # all of it belongs to the epoch of the batch
+
+
 @dataclass(frozen=True, slots=True)
 class MapInArrowSpec:
     function: bytes
     function_name: str
     schema: pa.Schema
     method: str = "mapInArrow"
+    giving: Giving = Giving.AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,7 @@ class EvalPythonSpec:
     arguments: tuple[Expression, ...]
     result_count: int
     schema: pa.Schema
+    giving: Giving = Giving.AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +146,6 @@ class ConnectSpec:
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
     time_zone: str | None = None
-
-
-class Giving(Enum):
-    """When an operator gives what a batch makes."""
-
-    IN_SLICES = "in slices"  # a barrier may fall in between
-    AT_ONCE = "at once"  # all of it belongs to the epoch of the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,24 @@ from dataclasses import replace
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import VertexId
 from tidegate.plan.nodes import GroupRows, OutputMode, Sink
-from tidegate.plan.physical import AggregateSpec, AsyncMapSpec, Edge, GenerateSpec, Giving, OperatorSpec, Vertex
+from tidegate.plan.physical import (
+    AggregateSpec,
+    AsyncMapSpec,
+    ConnectSpec,
+    Edge,
+    EvalPythonSpec,
+    GenerateSpec,
+    Giving,
+    MapInArrowSpec,
+    OperatorSpec,
+    StaticJoinSpec,
+    StreamJoinSpec,
+    TransformWithStateSpec,
+    Vertex,
+)
+
+# Of one row they may make very many.
+_MAKING_MANY = (ConnectSpec, MapInArrowSpec, StaticJoinSpec, StreamJoinSpec, TransformWithStateSpec)
 
 
 def require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:
@@ -22,6 +39,23 @@ def require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:
             f"Tidegate does not run repartition or union behind an aggregation in {sink.mode.value} mode with this "
             f"sink: put it before groupBy."
         )
+
+
+def give_in_slices(vertices: Sequence[Vertex]) -> list[Vertex]:
+    """User code behind what may make very many rows of one takes them slice by slice."""
+    return [replace(vertex, operators=_in_slices(vertex.operators)) for vertex in vertices]
+
+
+def _in_slices(operators: Sequence[OperatorSpec]) -> tuple[OperatorSpec, ...]:
+    made: list[OperatorSpec] = []
+    follows_many = False
+    for operator in operators:
+        if follows_many and isinstance(operator, EvalPythonSpec | MapInArrowSpec):
+            made.append(replace(operator, giving=Giving.IN_SLICES))
+        else:
+            made.append(operator)
+        follows_many |= isinstance(operator, _MAKING_MANY)
+    return tuple(made)
 
 
 def keep_groups_in_order(vertices: Sequence[Vertex], edges: Sequence[Edge], sink: Sink) -> list[Vertex]:
@@ -53,7 +87,7 @@ def _without_holding(operator: OperatorSpec, sink: Sink) -> OperatorSpec:
                 f"Tidegate does not run tg.async_map behind an aggregation in {sink.mode.value} mode, because an older "
                 f"row of a group could come last: put it before groupBy, or use append mode."
             )
-        case GenerateSpec():
+        case GenerateSpec() | MapInArrowSpec() | EvalPythonSpec():
             return replace(operator, giving=Giving.AT_ONCE)
         case _:
             return operator
