@@ -607,3 +607,27 @@ def test_a_restored_task_that_holds_rows_says_that_it_is_idle_when_they_are_give
     assert made.run() == []
     operator.released = 1
     assert made.run() == [[1], Idle()]
+
+
+class LongCall(Stateless):
+    """A call of user code that takes half a second."""
+
+    def __init__(self) -> None:
+        self.clock: ManualClock | None = None
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        assert self.clock is not None
+        self.clock.advance(500.0)
+        emit(rows)
+
+
+def test_a_snapshot_says_how_long_the_longest_step_was_that_held_it_up() -> None:
+    operator = LongCall()
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[operator])
+    operator.clock = made.clock
+    made.arrive(CHANNELS[0], 0, Batch(rows(1)))
+    made.run()
+    made.barrier(CHANNELS[0], ONE, before=1, age_ms=400.0)
+    made.clock.advance(10_000.0)
+    made.barrier(CHANNELS[0], TWO, before=1, age_ms=400.0)
+    assert [snapshot.longest_step_ms for snapshot in made.taken] == [500.0, 0.0]
