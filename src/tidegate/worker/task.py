@@ -299,6 +299,8 @@ class Task:
 
     def _give(self, now_ms: float) -> bool:
         """One slice of what operators held."""
+        if not self._holds_rows():
+            return False
         before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
         given, wanted = 0, self._fitting(self.giving_sizer.rows, self._given_bytes_per_row)
         # Downstream first: what it wants bounds what those in front of it give.
