@@ -169,7 +169,7 @@ class Task:
         deadlines += [due_ms for giving, _ in self._giving if (due_ms := giving.next_deadline_ms()) is not None]
         if not self.has_ended and self._waiting_since_ms is None:
             # Else only a message can set off a step, and that wakes the slot.
-            if self.source is not None and self._room() and (retry_ms := self.source.next_deadline_ms()) is not None:
+            if self.source is not None and (retry_ms := self.source.next_deadline_ms()) is not None:
                 deadlines.append(retry_ms)
             if (telling_ms := self._time.next_telling_ms()) is not None and not self._holds_event_time():
                 deadlines.append(telling_ms)
@@ -272,6 +272,8 @@ class Task:
         return self._step_input(now_ms) or self._give(now_ms)
 
     def _step_input(self, now_ms: float) -> bool:
+        if self._is_ending and self._end_operators():
+            return True
         if not self._holds_event_time() and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
             self._advance_time(now_ms)
             return True
@@ -446,9 +448,7 @@ class Task:
         self._end_operators()
 
     def _end_further(self) -> bool:
-        """Whether anything moved: rows that are held come first."""
-        if self._end_operators():
-            return True
+        """Whether it could end: rows that are held come first."""
         if self._holds_rows():
             return False
         self._end_output()
