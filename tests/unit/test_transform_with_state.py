@@ -284,33 +284,3 @@ def test_a_state_opened_with_two_lifetimes_is_refused() -> None:
 
     with pytest.raises(UserCodeFailure, match="'count'.*two different TTLs"):
         Harness(Opening())
-
-
-class SlowTimers(Processor):
-    """Whose timers take half a second each."""
-
-    def __init__(self) -> None:
-        super().__init__(self.register)
-        self.clock: HandClock | None = None
-
-    def init(self, handle: ProcessorHandle) -> None:
-        self.timers = handle
-
-    def register(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
-        self.timers.register_timer(100)
-        return []
-
-    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
-        assert self.clock is not None
-        self.clock.now_ms += 500
-        return [(key[0], 1)]
-
-
-def test_a_slice_of_timers_ends_behind_the_one_that_takes_long_however_many_were_cheap_before() -> None:
-    processor = SlowTimers()
-    harness = Harness(processor, time_mode=TimeMode.EVENT_TIME)
-    processor.clock = harness.clock
-    harness.process(["a", "b", "c"], [1, 2, 3], ["", "", ""])
-    harness.operator.on_watermark(200)
-    assert [len(fired) for fired, _ in (harness.fire(), harness.fire(), harness.fire())] == [1, 1, 1]
-    assert harness.fire() == ([], False)
