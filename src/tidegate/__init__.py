@@ -13,6 +13,7 @@ from tidegate.model.version import VERSION as __version__
 from tidegate.spark.java import prepare_environment
 
 if TYPE_CHECKING:
+    from tidegate.api.async_map import async_map
     from tidegate.api.connect import connect
     from tidegate.api.nexmark import NexmarkDataSource
     from tidegate.api.query import StreamingQuery
@@ -32,6 +33,7 @@ __all__ = [
     "UserError",
     "WhyReport",
     "__version__",
+    "async_map",
     "connect",
     "queries",
     "writeStream",
@@ -47,6 +49,7 @@ _HOMES = {
     "NexmarkDataSource": ("tidegate.api.nexmark", "NexmarkDataSource"),
     "StreamingQuery": ("tidegate.api.query", "StreamingQuery"),
     "WhyReport": ("tidegate.protocol.why", "WhyReport"),
+    "async_map": ("tidegate.api.async_map", "async_map"),
     "connect": ("tidegate.api.connect", "connect"),
     "queries": ("tidegate.api.query", "active_queries"),
     "writeStream": ("tidegate.api.writer", "writeStream"),

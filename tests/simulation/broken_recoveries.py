@@ -30,7 +30,7 @@ from tidegate.worker.output import OutputChannel
 # -- in the restore
 
 
-@variant(found_at=21)
+@variant(found_at=23)
 def restores_what_the_sender_held_before_what_the_receiver_had(patch: Patch) -> None:
     original = restoring._Restoring._captured
 
@@ -54,7 +54,7 @@ def drops_captured_end_marks_and_leaves_a_hole(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_captured", captured)
 
 
-@variant(found_at=5)
+@variant(found_at=2)
 def replays_the_end_marks_of_the_run_before(patch: Patch) -> None:
     original = restoring._Restoring._kept
 
@@ -67,7 +67,7 @@ def replays_the_end_marks_of_the_run_before(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_kept", kept)
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def numbers_elements_from_zero_after_a_restore(patch: Patch) -> None:
     original = OutputChannel.__init__
 
@@ -85,12 +85,12 @@ def drops_timers(patch: Patch) -> None:
 # -- in the restore at another parallelism
 
 
-@variant(found_at=0)
+@variant(found_at=5)
 def gives_captured_rows_to_every_receiver_that_takes_over_a_part_of_them(patch: Patch) -> None:
     patch.setattr(restoring, "_rows_of", lambda element, edge, piece, *, max_parallelism: element)
 
 
-@variant(found_at=6)
+@variant(found_at=0)
 def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> None:
     def by_old_receiver(old: Any, new: Any, moving: list[ChannelId], max_parallelism: int) -> Any:
         return rescale._by_old_receiver(new, moving)
@@ -98,7 +98,7 @@ def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> No
     patch.setattr(rescale, "_by_key_group", by_old_receiver)
 
 
-@variant(found_at=20)
+@variant(found_at=17)
 def gives_captured_rows_of_a_rebalance_to_two_receivers(patch: Patch) -> None:
     original = rescale._by_old_receiver
 
@@ -113,13 +113,13 @@ def gives_captured_rows_of_a_rebalance_to_two_receivers(patch: Patch) -> None:
     patch.setattr(rescale, "_by_old_receiver", to_two)
 
 
-@variant(found_at=15)
+@variant(found_at=6)
 def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
     original = rescale.overlapping
     patch.setattr(restoring, "overlapping", lambda subtask, **counts: original(subtask, **counts)[:1])
 
 
-@variant(found_at=54)
+@variant(found_at=114)
 def keeps_only_the_least_event_time(patch: Patch) -> None:
     original = restoring._Restoring._progress_of_all
 
@@ -129,7 +129,7 @@ def keeps_only_the_least_event_time(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_progress_of_all", progress_of_all)
 
 
-@variant(found_at=248)
+@variant(found_at=97)
 def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None:
     def least_advanced(old: Any, in_flight: Iterable[Any]) -> int:
         left = [0] * old[0].receivers
@@ -151,7 +151,7 @@ def gives_broadcast_state_to_the_old_subtasks_alone(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_broadcast_from", broadcast_from)
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def assigns_splits_again_that_were_read_before(patch: Patch) -> None:
     patch.setattr(durable, "read_source_states", lambda store, manifest, plan: {})
 
@@ -159,7 +159,7 @@ def assigns_splits_again_that_were_read_before(patch: Patch) -> None:
 # -- on the coordinator
 
 
-@variant(found_at=31)
+@variant(found_at=255)
 def believes_slots_of_an_older_generation_whose_ids_are_used_again(patch: Patch) -> None:
     on_message, begin = Driver._on_message, Running.begin
 
@@ -188,7 +188,7 @@ def completes_a_checkpoint_that_some_slots_have_acknowledged(patch: Patch) -> No
     patch.setattr(Checkpoints, "on_acknowledged", on_acknowledged)
 
 
-@variant(found_at=43)
+@variant(found_at=6)
 def does_not_tell_the_slots_of_an_abort(patch: Patch) -> None:
     original = Checkpointing._abort
 
@@ -203,7 +203,7 @@ def does_not_tell_the_slots_of_an_abort(patch: Patch) -> None:
 # -- in what is durable
 
 
-@variant(found_at=24)
+@variant(found_at=1)
 def commits_before_the_log_entry(patch: Patch) -> None:
     original = DurableJob.complete
 
@@ -215,7 +215,7 @@ def commits_before_the_log_entry(patch: Patch) -> None:
     patch.setattr(DurableJob, "complete", complete)
 
 
-@variant(found_at=11)
+@variant(found_at=13)
 def records_a_commit_before_the_sinks_have_committed(patch: Patch) -> None:
     original = DurableJob._commit_one
 
@@ -230,22 +230,22 @@ def records_a_commit_before_the_sinks_have_committed(patch: Patch) -> None:
     patch.setattr(DurableJob, "_commit_one", commit_one)
 
 
-@variant(found_at=6)
+@variant(found_at=0)
 def forgets_uncommitted_checkpoints_when_it_starts_again(patch: Patch) -> None:
     patch.setattr(durable, "uncommitted", lambda entries: [])
 
 
-@variant(found_at=109)
+@variant(found_at=179)
 def commits_out_of_the_logs_order_after_a_failed_commit(patch: Patch) -> None:
     patch.setattr(DurableJob, "commit", DurableJob._commit_one)
 
 
-@variant(found_at=6)
+@variant(found_at=1)
 def lets_a_superseded_driver_write_the_log(patch: Patch) -> None:
     patch.setattr(JobLog, "_stop_if_superseded", lambda self: None)
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def restores_another_checkpoint_than_the_newest(patch: Patch) -> None:
     original = DurableJob._choose
     patch.setattr(DurableJob, "_choose", lambda self, retained: original(self, retained[:-1] or retained))
@@ -259,17 +259,17 @@ def retires_the_only_checkpoint(patch: Patch) -> None:
     patch.setattr(durable, "to_retire", to_retire)
 
 
-@variant(found_at=0)
+@variant(found_at=1)
 def deletes_a_shared_file_with_the_checkpoint_that_wrote_it(patch: Patch) -> None:
     patch.setattr(SharedFiles, "_referenced", lambda self: set())
     patch.setattr(durable._UsedFiles, "may_need", lambda self, path, writer: False)
 
 
-@variant(found_at=3)
+@variant(found_at=6)
 def deletes_a_shared_file_that_a_pending_checkpoint_refers_to(patch: Patch) -> None:
     patch.setattr(SharedFiles, "_may_be_used", lambda self, file, writer: writer > self._newest)
 
 
-@variant(found_at=0)
+@variant(found_at=1)
 def leaves_the_files_of_aborted_checkpoints_behind(patch: Patch) -> None:
     patch.setattr(DurableJob, "clean_up", lambda self, generation: None)

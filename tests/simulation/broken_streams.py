@@ -30,7 +30,7 @@ from tidegate.worker.task import Task
 # -- at the receiver
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def captures_only_what_was_queued_at_the_snapshot(patch: Patch) -> None:
     original = GateBarriers.on_arrival
 
@@ -40,7 +40,7 @@ def captures_only_what_was_queued_at_the_snapshot(patch: Patch) -> None:
     patch.setattr(GateBarriers, "on_arrival", on_arrival)
 
 
-@variant(found_at=1)
+@variant(found_at=3)
 def closes_the_capture_when_the_cut_is_known_whatever_is_still_on_its_way(patch: Patch) -> None:
     original = GateBarriers._look_at
 
@@ -52,12 +52,12 @@ def closes_the_capture_when_the_cut_is_known_whatever_is_still_on_its_way(patch:
     patch.setattr(GateBarriers, "_look_at", look_at)
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def keeps_what_the_sender_stores_too(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_trim", lambda self, checkpoint, active, channel: [])
 
 
-@variant(found_at=1)
+@variant(found_at=6)
 def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     original = GateBarriers.may_consume
 
@@ -67,7 +67,7 @@ def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     patch.setattr(GateBarriers, "may_consume", may_consume)
 
 
-@variant(found_at=7)
+@variant(found_at=12)
 def does_not_wait_at_an_aligned_barrier(patch: Patch) -> None:
     def may_consume(self: GateBarriers, channel: ChannelId, *, epoch: CheckpointId) -> bool:
         return epoch <= self._channels[channel].newest_cut
@@ -75,7 +75,7 @@ def does_not_wait_at_an_aligned_barrier(patch: Patch) -> None:
     patch.setattr(GateBarriers, "may_consume", may_consume)
 
 
-@variant(found_at=3)
+@variant(found_at=12)
 def stays_aligned_although_the_sender_has_captured(patch: Patch) -> None:
     def must_switch(active: Any, now_ms: float) -> bool:
         return not active.snapshot_taken and active.switch_at_ms is not None and active.switch_at_ms <= now_ms
@@ -95,7 +95,7 @@ def reopens_an_aborted_checkpoint_on_a_late_barrier(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_open", open_again)
 
 
-@variant(found_at=22)
+@variant(found_at=15)
 def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patch) -> None:
     original = GateBarriers._settle
 
@@ -110,7 +110,7 @@ def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patc
     patch.setattr(GateBarriers, "_settle", settle)
 
 
-@variant(found_at=9)
+@variant(found_at=2)
 def drops_the_rest_of_a_half_done_batch(patch: Patch) -> None:
     original = Gate._open_capture
 
@@ -124,7 +124,7 @@ def drops_the_rest_of_a_half_done_batch(patch: Patch) -> None:
     patch.setattr(Gate, "_open_capture", open_capture)
 
 
-@variant(found_at=9)
+@variant(found_at=2)
 def captures_a_half_done_batch_whole(patch: Patch) -> None:
     original = Gate._open_capture
 
@@ -137,18 +137,18 @@ def captures_a_half_done_batch_whole(patch: Patch) -> None:
     patch.setattr(Gate, "_open_capture", open_capture)
 
 
-@variant(found_at=275)
+@variant(found_at=65)
 def consumes_new_rows_before_recovered_ones(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "may_consume", lambda self, channel: True)
 
 
 # Beyond the first seeds of all jobs, but the 140th of this one: two restores have to follow closely on another.
-@variant(found_at=242)
+@variant(found_at=66)
 def forgets_at_a_second_restore_what_was_recovered_at_the_first(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "left", lambda self, channel: ())
 
 
-@variant(found_at=5)
+@variant(found_at=3)
 def waits_for_the_barrier_of_a_finished_channel(patch: Patch) -> None:
     patch.setattr(GateBarriers, "on_finished", lambda self, channel, *, now_ms: [])
 
@@ -158,7 +158,7 @@ def never_grants_what_it_consumed(patch: Patch) -> None:
     patch.setattr(OutputChannel, "on_granted", lambda self, consumed, window_bytes, now_ms: None)
 
 
-@variant(found_at=20)
+@variant(found_at=9)
 def goes_by_the_furthest_channels_event_time(patch: Patch) -> None:
     def furthest(self: GateWatermarks) -> int:
         return max(state.event_time_ms for state in self._channels.values())
@@ -169,7 +169,7 @@ def goes_by_the_furthest_channels_event_time(patch: Patch) -> None:
 # -- at the sender
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def forgets_what_the_sender_captured(patch: Patch) -> None:
     original = OutputChannel.take_held
 
@@ -180,7 +180,7 @@ def forgets_what_the_sender_captured(patch: Patch) -> None:
     patch.setattr(OutputChannel, "take_held", take_held)
 
 
-@variant(found_at=3)
+@variant(found_at=4)
 def captures_on_neither_side_after_a_switch(patch: Patch) -> None:
     original = OutputChannel.on_time
 
@@ -193,7 +193,7 @@ def captures_on_neither_side_after_a_switch(patch: Patch) -> None:
     patch.setattr(OutputChannel, "on_time", on_time)
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def captures_on_both_sides_after_a_switch(patch: Patch) -> None:
     original = OutputChannel._perform
 
@@ -220,7 +220,7 @@ class _Speaking:
         self.send_message = send_message
 
 
-@variant(found_at=5)
+@variant(found_at=0)
 def leaves_gathered_rows_behind_the_barrier(patch: Patch) -> None:
     original = OutputChannel.barrier
 
@@ -245,7 +245,7 @@ def cuts_as_if_the_last_element_sent_were_still_held(patch: Patch) -> None:
 # -- in the task and its snapshot
 
 
-@variant(found_at=3)
+@variant(found_at=0)
 def takes_the_snapshot_before_operators_have_flushed(patch: Patch) -> None:
     original = Task._take
 
@@ -257,7 +257,7 @@ def takes_the_snapshot_before_operators_have_flushed(patch: Patch) -> None:
     patch.setattr(Task, "_take", take)
 
 
-@variant(found_at=5)
+@variant(found_at=2)
 def freezes_the_state_when_it_is_encoded_instead_of_at_the_barrier(patch: Patch) -> None:
     original = HeapState.snapshot
 
@@ -269,12 +269,12 @@ def freezes_the_state_when_it_is_encoded_instead_of_at_the_barrier(patch: Patch)
     patch.setattr(HeapState, "snapshot", snapshot)
 
 
-@variant(found_at=21)
+@variant(found_at=0)
 def stores_no_watermark(patch: Patch) -> None:
     patch.setattr(Task, "_progress", lambda self: StoredTask())
 
 
-@variant(found_at=20)
+@variant(found_at=90)
 def ends_event_time_when_it_is_suspended(patch: Patch) -> None:
     original = SourceHead.poll
 
@@ -291,7 +291,7 @@ def forgets_what_sinks_prepared_for_a_checkpoint_that_failed(patch: Patch) -> No
     patch.setattr(SlotSnapshots, "_to_commit", lambda self, task, checkpoint: original(self, task, checkpoint)[-1:])
 
 
-@variant(found_at=20)
+@variant(found_at=1)
 def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> None:
     acknowledge, abort = SlotSnapshots._acknowledge, Checkpointing._abort
 
@@ -312,7 +312,7 @@ def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> No
     patch.setattr(Checkpointing, "_abort", delete_with_it)
 
 
-@variant(found_at=164)
+@variant(found_at=127)
 def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> None:
     original = SlotSnapshots._go_on
 
@@ -323,7 +323,7 @@ def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> Non
     patch.setattr(SlotSnapshots, "_go_on", go_on)
 
 
-@variant(found_at=16)
+@variant(found_at=42)
 def lets_a_savepoint_refer_to_shared_files(patch: Patch) -> None:
     original = SlotSnapshots._encode
 

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.simulation import broken_recoveries, broken_streams
+from tests.simulation import broken_recoveries, broken_streams, broken_waiting
 from tests.simulation.broken_variant import Patch, Variant, variants_of
 from tidegate.testing.simulation import RunFailure, run_seed
 
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif("SEED" in os.environ, reason="SEED asks for one seed alone"),
 ]
 
-VARIANTS = [*variants_of(broken_streams), *variants_of(broken_recoveries)]
+VARIANTS = [*variants_of(broken_streams), *variants_of(broken_recoveries), *variants_of(broken_waiting)]
 _MOST_SEEDS = 500
 # A variant that does not fit the production code any more fails as well, and shows nothing.
 _DOES_NOT_FIT = ("TypeError:", "AttributeError:", "NameError:")

@@ -171,7 +171,7 @@ def test_what_makes_rows_is_chained_and_has_no_state() -> None:
     generate = GenerateSpec(collection, ExplodedAs.VALUE, EmptyCollections.ONE_ROW, (1,), exploded)
     assert plan.vertices[0].operators == (generate, ExpandSpec(((K, V), (V, K)), exploded))
     assert plan.vertices[0].name == "Source[parquet] -> Generate(explode) -> Expand -> Sink[noop]"
-    assert fingerprint(plan)[1:3] == ["v0 op0 Generate", "v0 op1 Expand"]
+    assert fingerprint(plan)[1:3] == ["v0 op0 Generate kept=[1] out=[int64, int64]", "v0 op1 Expand"]
     assert "op0 Generate(explode) [v: int64, e: int64]" in describe(plan)
 
 

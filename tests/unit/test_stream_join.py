@@ -214,7 +214,7 @@ def test_rows_that_came_after_their_end_come_out_when_the_input_ends() -> None:
     harness.advance(10)
     harness.left(("a", 12, 1))
     out: list[pa.RecordBatch] = []
-    harness.operator.end_of_input(out.append)
+    harness.operator.fire(100, out.append)
     assert rows_of(out) == [("a", 12, 1, *NONE)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.unit.processor_harness import Harness
+from tests.unit.processor_harness import HandClock, Harness, Processor
 from tidegate.model.errors import IncompatibleCheckpoint, UserCodeFailure
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.contract import ProcessorHandle, Times
@@ -243,3 +243,33 @@ def test_timers_of_another_time_mode_are_not_forgotten_silently() -> None:
 
 def test_event_time_passes_through() -> None:
     assert alarmed().operator.watermark_behind(7) == 7
+
+
+class SlowTimers(Processor):
+    """Whose timers take half a second each."""
+
+    def __init__(self) -> None:
+        super().__init__(self.register)
+        self.clock: HandClock | None = None
+
+    def init(self, handle: ProcessorHandle) -> None:
+        self.timers = handle
+
+    def register(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        self.timers.register_timer(100)
+        return []
+
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
+        assert self.clock is not None
+        self.clock.now_ms += 500
+        return [(key[0], 1)]
+
+
+def test_a_slice_of_timers_ends_behind_the_one_that_takes_long_however_many_were_cheap_before() -> None:
+    processor = SlowTimers()
+    harness = Harness(processor, time_mode=TimeMode.EVENT_TIME)
+    processor.clock = harness.clock
+    harness.process(["a", "b", "c"], [1, 2, 3], ["", "", ""])
+    harness.operator.on_watermark(200)
+    assert [len(fired) for fired, _ in (harness.fire(), harness.fire(), harness.fire())] == [1, 1, 1]
+    assert harness.fire() == ([], False)

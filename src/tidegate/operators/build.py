@@ -6,6 +6,7 @@ from tidegate.operators.contract import Operator
 from tidegate.plan.nodes import EventTimeKey, UdfShape
 from tidegate.plan.physical import (
     AggregateSpec,
+    AsyncMapSpec,
     ConnectSpec,
     DeduplicateSpec,
     EvalPythonSpec,
@@ -34,6 +35,10 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.map_in_arrow import MapInArrowOperator
 
             return MapInArrowOperator(spec)
+        case AsyncMapSpec():
+            from tidegate.operators.async_map import AsyncMapOperator
+
+            return AsyncMapOperator(spec)
         case EvalPythonSpec():
             from tidegate.operators.python_udf import PythonIteratorUdfOperator, PythonUdfOperator
 
@@ -66,10 +71,14 @@ def build_operator(spec: OperatorSpec) -> Operator:
             from tidegate.operators.connect import ConnectOperator
 
             return ConnectOperator(spec)
-        case GenerateSpec() | ExpandSpec():
-            from tidegate.operators.row_makers import RowMakerOperator
+        case GenerateSpec():
+            from tidegate.operators.row_makers import ExplodeOperator
 
-            return RowMakerOperator(spec)
+            return ExplodeOperator(spec)
+        case ExpandSpec():
+            from tidegate.operators.row_makers import ExpandOperator
+
+            return ExpandOperator(spec)
         case DeduplicateSpec():
             from tidegate.operators.deduplicate import DeduplicateOperator
 

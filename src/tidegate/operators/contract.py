@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -124,6 +125,52 @@ class ConnectProcessor(Protocol):
     def close(self) -> None: ...
 
 
+class CallStyle(Enum):
+    """How calls of user code wait beside the loop."""
+
+    BLOCKING = "blocking"  # each in a thread
+    AWAITED = "awaited"  # coroutines, all in one thread
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    error: Exception
+
+
+Outcome: TypeAlias = Answered | Raised
+
+
+class WaitingCalls(Protocol):
+    """Calls that are made beside the loop; the loop is woken when one has an outcome, and asks for it then."""
+
+    def start(self, number: int, call: Callable[[], Any]) -> None: ...
+    def take_done(self) -> list[tuple[int, Outcome]]:
+        """What has ended since the last look, by number."""
+        ...
+
+    def close(self) -> None:
+        """Ends the threads; a call that does not return is left behind, and its outcome is dropped."""
+        ...
+
+
+# Style, the most calls at once, and what the threads are called after.
+OpenCalls: TypeAlias = Callable[[CallStyle, int, str], WaitingCalls]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFunction:
+    """A user's function from a row to rows. `call` runs beside the loop; `take` reads its answer on the loop."""
+
+    style: CallStyle
+    call: Callable[[tuple[Any, ...]], Any]
+    take: Callable[[Any], list[tuple[Any, ...]]]
+
+
 class UserCode(Protocol):
     """Opens PySpark's pickled commands. Implemented by the spark layer, so that operators need no PySpark."""
 
@@ -135,6 +182,10 @@ class UserCode(Protocol):
     def udfs(self, calls: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """From batches of arguments to batches of results, row by row."""
         ...
+
+    def waiting_function(
+        self, command: bytes, *, input_names: Sequence[str], output_names: Sequence[str]
+    ) -> WaitingFunction: ...
 
 
 @dataclass(slots=True)
@@ -153,6 +204,10 @@ class LateRows:
         return rows.take(pa.Array.from_buffers(pa.int64(), len(kept), [None, pa.py_buffer(kept)]))
 
 
+def _no_calls(style: CallStyle, most_calls: int, name: str) -> WaitingCalls:
+    raise NotImplementedError(f"{name} needs a task that can wait for calls")
+
+
 @dataclass(frozen=True, slots=True)
 class TaskContext:
     """`floors`: how far event time had come for key groups that were restored from other subtasks."""
@@ -166,6 +221,7 @@ class TaskContext:
     open_state: Callable[[], StateBackend]
     floors: KeyGroupFloors = NO_FLOORS
     late_rows: LateRows = field(default_factory=LateRows)
+    open_calls: OpenCalls = _no_calls
 
 
 class Operator(Protocol):
@@ -180,7 +236,7 @@ class Operator(Protocol):
         ...
 
     def end_of_input(self, emit: Emit) -> None:
-        """No more rows in this run."""
+        """No more rows in this run; what is due by now is fired afterwards."""
         ...
 
     def on_idle(self, emit: Emit) -> None:
@@ -212,6 +268,32 @@ class TwoInputOperator(Operator, Protocol):
     """`process` takes the rows of the first input."""
 
     def process_right(self, rows: pa.RecordBatch, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class GivesLater(Protocol):
+    """An operator that takes rows in one step and gives what becomes of them in later ones.
+
+    What it holds is in its snapshots, so that a barrier may fall in between. Its `watermark_behind` must not pass the
+    rows that it holds; the input's end, and the word that there are no rows for now, wait for them likewise.
+    """
+
+    def room(self) -> int:
+        """How many more rows it wants to be given; it takes more, but only from an operator in front of it."""
+        ...
+
+    def give(self, max_rows: int, emit: Emit) -> int:
+        """One slice of what is ready; how many of the rows it held were given on, 0 if none is ready."""
+        ...
+
+    def holds_rows(self) -> bool: ...
+    def on_time(self, now_ms: float) -> None:
+        """Every turn of the loop, also while the output has no room."""
+        ...
+
+    def next_deadline_ms(self) -> float | None:
+        """When `on_time` has to be called at the latest, if nothing else happens."""
+        ...
 
 
 class WithoutTimers:

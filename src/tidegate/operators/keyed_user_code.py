@@ -31,6 +31,8 @@ HandleInitial: TypeAlias = Callable[[Key, Any, Times], None]
 # pile up while it never rests.
 _REMOVALS_WHEN_IDLE = 64
 _REMOVALS_PER_SLICE = 8
+# Timers may cost anything: a slice of them ends behind the one that makes it too long, however many were asked for.
+_LONGEST_FIRING_MS = 10.0
 
 
 class KeyedUserCode:
@@ -101,9 +103,10 @@ class KeyedUserCode:
         now_ms = self._context.clock.wall_ms()
         due_ms = self._watermark_ms if self._time_mode is TimeMode.EVENT_TIME else now_ms
         output: list[Row] = []
+        started_ms = self._context.clock.monotonic_ms()
         for _ in range(max_timers):
             timer = self._timers.first_due(due_ms)
-            if timer is None:
+            if timer is None or self._context.clock.monotonic_ms() - started_ms > _LONGEST_FIRING_MS:
                 break
             key = by_key.as_declared(decode(timer.key))
             self._current.key_group, self._current.key = timer.key_group, timer.key

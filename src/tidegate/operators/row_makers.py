@@ -1,28 +1,125 @@
-"""Operators that make several rows from one: `explode` and its relatives, grouping sets. They keep nothing."""
+"""Operators that make several rows from one: `explode` and its relatives, grouping sets.
 
-from typing import assert_never
+A row may become millions. What it makes is given slice by slice; the rest of its batch, and how far its first row has
+come, are in the snapshots in between. Must never make rows long before they can be given on.
+"""
 
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
 import pyarrow as pa
 
-from tidegate.operators.contract import Emit, Stateless
+from tidegate.operators.contract import Emit, Stateless, TaskContext
+from tidegate.operators.held_rows import encode_batch
 from tidegate.plan.kernels import compile_expand, compile_generate
-from tidegate.plan.physical import ExpandSpec, GenerateSpec
+from tidegate.plan.kernels.generators import Exploded
+from tidegate.plan.physical import ExpandSpec, GenerateSpec, Giving
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS
+from tidegate.state.contract import Redistribution, RestoredSection, Section
+
+SECTION = "rows to explode"
+# So few rows are given at once: holding them would cost more than they do.
+_FEW_ROWS = 16
+_WANTED_ROWS = 1 << 16
 
 
-class RowMakerOperator(Stateless):
-    """One batch in, any number out, none of them empty."""
+class _StoredRest(msgspec.Struct, frozen=True, array_like=True):
+    """`given`: how many rows the first row of the batch has made already."""
 
-    def __init__(self, spec: GenerateSpec | ExpandSpec) -> None:
-        match spec:
-            case GenerateSpec():
-                self._make = compile_generate(
-                    spec.collection, spec.exploded_as, spec.of_empty, kept=spec.kept, schema=spec.schema
-                )
-            case ExpandSpec():
-                self._make = compile_expand(spec.projections, spec.schema)
-            case _:
-                assert_never(spec)
+    given: int
+    rows: bytes
+
+
+@dataclass(slots=True)
+class _Held:
+    exploded: Exploded
+    given: int = 0
+
+
+class ExplodeOperator(Stateless):
+    """`GivesLater`."""
+
+    def __init__(self, spec: GenerateSpec) -> None:
+        self._explode = compile_generate(
+            spec.collection, spec.exploded_as, spec.of_empty, kept=spec.kept, schema=spec.schema
+        )
+        self._giving = spec.giving
+        self._held: deque[_Held] = deque()
+        self._passed_ms = MIN_WATERMARK_MS
+
+    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        for section in restored:
+            for item in msgspec.msgpack.decode(section.data, type=list[bytes]):
+                rest = msgspec.msgpack.decode(item, type=_StoredRest)
+                with pa.ipc.open_stream(rest.rows) as reader:
+                    (rows,) = reader
+                self._hold(_Held(self._explode(rows), rest.given))
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        exploded = self._explode(rows)
+        if self._giving is Giving.AT_ONCE or (exploded.count <= _FEW_ROWS and not self._held):
+            for piece in exploded:
+                emit(piece)
+        else:
+            self._hold(_Held(exploded))
+
+    def room(self) -> int:
+        return 0 if self._held else _WANTED_ROWS
+
+    def holds_rows(self) -> bool:
+        return bool(self._held)
+
+    def give(self, max_rows: int, emit: Emit) -> int:
+        if not self._held:
+            return 0
+        held = self._held[0]
+        first, last = held.given, min(held.given + max_rows, held.exploded.count)
+        if last == held.exploded.count:
+            self._held.popleft()
+        held.given = last
+        emit(held.exploded.made(first, last))
+        return last - first
+
+    def on_time(self, now_ms: float) -> None:
+        return
+
+    def next_deadline_ms(self) -> float | None:
+        return None
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        if not self._held:
+            self._passed_ms = event_time_ms
+        return self._passed_ms
+
+    def snapshot(self) -> list[Section]:
+        if not self._held:
+            return []
+        # Batches never change, so that they can be encoded later.
+        rests = [held.exploded.rest(held.given) for held in self._held]
+        return [Section(SECTION, None, partial(_encode, rests), Redistribution.SPLIT)]
+
+    def state_bytes(self) -> int:
+        return sum(held.exploded.rest(held.given)[0].nbytes for held in self._held)
+
+    def _hold(self, held: _Held) -> None:
+        if held.given < held.exploded.count:
+            self._held.append(held)
+
+
+class ExpandOperator(Stateless):
+    """A few rows for each row: one for each grouping set. It keeps nothing."""
+
+    def __init__(self, spec: ExpandSpec) -> None:
+        self._make = compile_expand(spec.projections, spec.schema)
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         for made in self._make(rows):
             emit(made)
+
+
+def _encode(rests: Sequence[tuple[pa.RecordBatch, int]]) -> bytes:
+    items = [_StoredRest(given, encode_batch(rows)) for rows, given in rests]
+    return msgspec.msgpack.encode([msgspec.msgpack.encode(item) for item in items])

@@ -76,9 +76,7 @@ class StreamJoinOperator:
         pass
 
     def end_of_input(self, emit: Emit) -> None:
-        # Rows that came after event time had passed their end wait for the next watermark, and none may come.
-        while self.fire(PAIRS_AT_ONCE, emit):
-            pass
+        pass
 
     def on_idle(self, emit: Emit) -> None:
         pass

@@ -1,6 +1,5 @@
 """Cuts a plan into vertices: forward operators are chained, keyed ones start a new vertex behind a hash edge."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
@@ -23,6 +22,7 @@ from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
+    AsyncMap,
     Connect,
     Deduplicate,
     EvalPython,
@@ -32,7 +32,6 @@ from tidegate.plan.nodes import (
     Expand,
     Filter,
     Generate,
-    GroupRows,
     MapInArrow,
     Node,
     OutputMode,
@@ -52,6 +51,7 @@ from tidegate.plan.physical import (
     FIRST_INPUT,
     SECOND_INPUT,
     AggregateSpec,
+    AsyncMapSpec,
     BroadcastPartitioning,
     ConnectSpec,
     DeduplicateSpec,
@@ -78,6 +78,7 @@ from tidegate.plan.physical import (
     WatermarkSpec,
     kind_of,
 )
+from tidegate.plan.whole_groups import give_in_slices, keep_groups_in_order, require_whole_groups
 
 
 def lower(
@@ -86,28 +87,13 @@ def lower(
     """`source_parallelism`: at most so many subtasks read; what they read goes to all slots in turn."""
     builder = _Builder(sink, source_parallelism)
     builder.finish(builder.chains(root), sink)
-    _require_whole_groups(builder.vertices, sink)
+    require_whole_groups(builder.vertices, sink)
     return JobPlan(
-        vertices=tuple(builder.vertices),
+        vertices=tuple(keep_groups_in_order(give_in_slices(builder.vertices), builder.edges, sink)),
         edges=tuple(builder.edges),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
-
-
-def _require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:
-    """A writer that replaces what it showed, or shows a group once, must get a task's groups epoch by epoch.
-
-    On the way between two tasks a barrier may pass rows, which then belong to the next epoch.
-    """
-    if sink.mode is not OutputMode.COMPLETE and sink.group_rows is not GroupRows.ONCE_PER_EPOCH:
-        return
-    aggregating = [vertex for vertex in vertices if any(isinstance(each, AggregateSpec) for each in vertex.operators)]
-    if sink.mode is not OutputMode.APPEND and any(vertex.sink is None for vertex in aggregating):
-        raise UnsupportedPlan(
-            f"Tidegate does not run repartition or union behind an aggregation in {sink.mode.value} mode with this "
-            f"sink: put it before groupBy."
-        )
 
 
 def describe(plan: JobPlan) -> str:
@@ -148,6 +134,8 @@ def operator_name(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec(function_name=name):
             return f"MapInArrow({name})"
+        case AsyncMapSpec(function_name=name):
+            return f"AsyncMap({name})"
         case EvalPythonSpec(function_name=name):
             return f"EvalPython({name})"
         case EventTimeColumnSpec():
@@ -220,6 +208,8 @@ class _Builder:
                 return self._append(child, FilterSpec(condition, schema))
             case MapInArrow(child=child, function=function, function_name=name, schema=schema, method=method):
                 return self._append(child, MapInArrowSpec(function, name, schema, method))
+            case AsyncMap():
+                return self._append(node.child, _async_map(node))
             case EvalPython():
                 return self._append(node.child, _eval_python(node))
             case EventTimeColumn(child=child, column=column, schema=schema):
@@ -421,6 +411,19 @@ def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:
     )
 
 
+def _async_map(node: AsyncMap) -> AsyncMapSpec:
+    return AsyncMapSpec(
+        function=node.function,
+        function_name=node.function_name,
+        input_schema=node.child.schema,
+        schema=node.schema,
+        capacity=node.capacity,
+        order=node.order,
+        timeout_ms=node.timeout_ms,
+        time_zone=node.time_zone,
+    )
+
+
 def _eval_python(node: EvalPython) -> EvalPythonSpec:
     return EvalPythonSpec(
         functions=node.functions,
@@ -493,6 +496,9 @@ def _details(operator: OperatorSpec) -> str:
             return f"by [{keys}], within a slice"
         case ProjectSpec() | FilterSpec() | MapInArrowSpec() | GenerateSpec() | ExpandSpec():
             return _fields(operator.schema)
+        case AsyncMapSpec():
+            limit = "" if operator.timeout_ms is None else f", {operator.timeout_ms:g} ms each"
+            return f"up to {operator.capacity} at once, {operator.order.value}{limit} {_fields(operator.schema)}"
         case EvalPythonSpec() | EventTimeColumnSpec():
             return _fields(operator.schema)
         case WatermarkSpec():
@@ -525,8 +531,10 @@ def _state_shape(operator: OperatorSpec) -> str:
             return "Filter"
         case MapInArrowSpec():
             return "MapInArrow"
+        case AsyncMapSpec():
+            return f"AsyncMap in={_fields(operator.input_schema)}"
         case GenerateSpec():
-            return "Generate"
+            return f"Generate kept={list(operator.kept)} out={_types(operator.schema)}"
         case ExpandSpec():
             return "Expand"
         case EvalPythonSpec():

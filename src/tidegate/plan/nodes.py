@@ -68,6 +68,30 @@ class EvalPython:
     schema: pa.Schema
 
 
+class AnswerOrder(Enum):
+    """In which order rows leave a function that waits."""
+
+    AS_TAKEN = "in order"  # as their rows came in
+    AS_ANSWERED = "as they are answered"
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncMap:
+    """Rows through a function that waits for something outside. `function` is PySpark's pickled command.
+
+    `capacity`: rows that one task holds at the most. `timeout_ms`: of one call; None waits for ever.
+    """
+
+    child: "Node"
+    function: bytes
+    function_name: str
+    schema: pa.Schema
+    capacity: int
+    order: AnswerOrder = AnswerOrder.AS_TAKEN
+    timeout_ms: float | None = None
+    time_zone: str | None = None
+
+
 class AggregateFunction(Enum):
     COUNT_ROWS = "count(*)"  # counts rows
     COUNT = "count"  # counts rows whose arguments are all not null
@@ -435,6 +459,7 @@ Node: TypeAlias = (
     | Project
     | Filter
     | MapInArrow
+    | AsyncMap
     | EvalPython
     | Aggregate
     | TransformWithState

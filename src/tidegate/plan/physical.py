@@ -1,6 +1,7 @@
 """What the slots run: vertices of chained operators, joined by edges. Built from nodes by `lower`."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias, assert_never
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import (
     AggregateCall,
+    AnswerOrder,
     EmptyCollections,
     EventTime,
     ExplodedAs,
@@ -42,12 +44,34 @@ class FilterSpec:
     schema: pa.Schema
 
 
+class Giving(Enum):
+    """When an operator gives what a batch makes."""
+
+    IN_SLICES = "in slices"  # a barrier may fall in between
+    AT_ONCE = "at once"  # all of it belongs to the epoch of the batch
+
+
 @dataclass(frozen=True, slots=True)
 class MapInArrowSpec:
     function: bytes
     function_name: str
     schema: pa.Schema
     method: str = "mapInArrow"
+    giving: Giving = Giving.AT_ONCE
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncMapSpec:
+    """Calls a function that waits for each row of `input_schema`, for so many rows at once."""
+
+    function: bytes
+    function_name: str
+    input_schema: pa.Schema
+    schema: pa.Schema
+    capacity: int
+    order: AnswerOrder = AnswerOrder.AS_TAKEN
+    timeout_ms: float | None = None
+    time_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +84,7 @@ class EvalPythonSpec:
     arguments: tuple[Expression, ...]
     result_count: int
     schema: pa.Schema
+    giving: Giving = Giving.AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +177,7 @@ class GenerateSpec:
     of_empty: EmptyCollections
     kept: tuple[int, ...]
     schema: pa.Schema
+    giving: Giving = Giving.IN_SLICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +248,7 @@ OperatorSpec: TypeAlias = (
     ProjectSpec
     | FilterSpec
     | MapInArrowSpec
+    | AsyncMapSpec
     | EvalPythonSpec
     | PartialAggregateSpec
     | AggregateSpec

@@ -9,6 +9,7 @@ from typing import Any
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.nodes import Aggregate, Connect, Node, OutputMode, RowOrder, Scan, StreamJoin, Union
+from tidegate.spark.async_mapped import is_async_map
 from tidegate.spark.catalyst_trees import PlanTree
 
 # What Tidegate runs itself, above the scan.
@@ -17,7 +18,8 @@ _DUPLICATES = re.compile(r'plans\.logical\.(Deduplicate|DeduplicateWithinWaterma
 
 
 def is_without_state(tree: PlanTree) -> bool:
-    return tree.name not in _WITH_STATE and all(is_without_state(child) for child in tree.children)
+    runs_elsewhere = tree.name in _WITH_STATE or is_async_map(tree)
+    return not runs_elsewhere and all(is_without_state(child) for child in tree.children)
 
 
 def check_bounded(analyzed: Any) -> None:

@@ -17,6 +17,7 @@ from pyspark.util import PythonEvalType
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.expressions import Column, Expression
 from tidegate.plan.nodes import (
+    AsyncMap,
     Connect,
     EvalPython,
     EventTimeColumn,
@@ -30,6 +31,7 @@ from tidegate.plan.nodes import (
     TransformWithState,
     UdfShape,
 )
+from tidegate.spark.async_mapped import async_call_in, function_name, is_async_map
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree
 from tidegate.spark.commands import Command, command_of, encode_command
@@ -113,8 +115,25 @@ def read_map(tree: PlanTree, read: ReadChild) -> ReadNode:
     function = tree.expression("functionExpr")
     attributes = tree.expressions("output")
     method = "mapInPandas" if tree.name == "MapInPandas" else "mapInArrow"
-    command = encode_command(_command(tree, tree.jvm.functionExpr(), function))
+    opened = _command(tree, tree.jvm.functionExpr(), function)
+    if is_async_map(tree):
+        return _async_map(child, opened, _schema(attributes)), _ids(attributes)
+    command = encode_command(opened)
     return MapInArrow(child, command, function.fields["name"], _schema(attributes), method), _ids(attributes)
+
+
+def _async_map(child: Node, command: Command, schema: pa.Schema) -> AsyncMap:
+    call = async_call_in(command)
+    return AsyncMap(
+        child,
+        encode_command(command),
+        function_name(call.function),
+        schema,
+        capacity=call.capacity,
+        order=call.order,
+        timeout_ms=call.timeout_ms,
+        time_zone=command.time_zone,
+    )
 
 
 # -- columns

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.connectors.staged_source import STAGED, IngestMode
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.plan.nodes import Scan
+from tidegate.spark.async_mapped import is_async_map
 from tidegate.spark.bounded import is_without_state
 from tidegate.spark.catalyst_trees import PlanTree
 from tidegate.spark.types import to_arrow_schema
@@ -112,7 +113,7 @@ def _is_ingestible(tree: PlanTree) -> bool:
 def _is_stateless(tree: PlanTree) -> bool:
     if not tree.jvm.isStreaming():
         return True
-    if tree.name not in _STATELESS:
+    if tree.name not in _STATELESS or is_async_map(tree):
         return False
     if tree.name == "Join" and all(child.jvm.isStreaming() for child in tree.children):
         return False

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.util import PythonEvalType
 
-from tidegate.operators.contract import ConnectProcessor, UserProcessor
+from tidegate.operators.contract import ConnectProcessor, UserProcessor, WaitingFunction
 from tidegate.spark.commands import decode_command, open_function
 from tidegate.spark.stateful import RowProcessor
 from tidegate.spark.zoned_batches import in_zone
@@ -49,3 +49,12 @@ class PySparkUserCode:
         from tidegate.spark.python_udfs import open_udfs
 
         return open_udfs(calls)
+
+    def waiting_function(
+        self, command: bytes, *, input_names: Sequence[str], output_names: Sequence[str]
+    ) -> WaitingFunction:
+        from tidegate.spark.async_mapped import open_waiting_function
+
+        return open_waiting_function(
+            decode_command(command), input_names=tuple(input_names), output_names=tuple(output_names)
+        )

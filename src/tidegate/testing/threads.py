@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.coordinator.launch import Ended, LaunchExit
 from tidegate.model.ids import SlotIndex
-from tidegate.operators.contract import ConnectProcessor, ProcessorHandle, Times, UserProcessor
+from tidegate.operators.contract import ConnectProcessor, ProcessorHandle, Times, UserProcessor, WaitingFunction
 from tidegate.worker.main import SlotOrder, run_slot
 
 MapFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -22,6 +22,7 @@ class NamedUserCode:
     functions: Mapping[str, MapFunction] = field(default_factory=dict)
     processors: Mapping[str, Callable[[], UserProcessor]] = field(default_factory=dict)
     connectors: Mapping[str, Callable[[], ConnectProcessor]] = field(default_factory=dict)
+    waiting: Mapping[str, WaitingFunction] = field(default_factory=dict)
 
     def map_function(self, command: bytes) -> MapFunction:
         return self.functions[command.decode()]
@@ -34,6 +35,11 @@ class NamedUserCode:
 
     def udfs(self, calls: bytes) -> MapFunction:
         return self.functions[calls.decode()]
+
+    def waiting_function(
+        self, command: bytes, *, input_names: Sequence[str], output_names: Sequence[str]
+    ) -> WaitingFunction:
+        return self.waiting[command.decode()]
 
 
 class CountingProcessor:

@@ -7,9 +7,18 @@ from tidegate.connectors.registry import open_sink, open_source
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
-from tidegate.operators.contract import TaskContext, UserCode
+from tidegate.operators.contract import OpenCalls, TaskContext, UserCode
 from tidegate.plan.nodes import JoinEventTime
-from tidegate.plan.physical import Edge, JobPlan, StreamJoinSpec, Vertex
+from tidegate.plan.physical import (
+    ConnectSpec,
+    Edge,
+    EvalPythonSpec,
+    JobPlan,
+    MapInArrowSpec,
+    StreamJoinSpec,
+    TransformWithStateSpec,
+    Vertex,
+)
 from tidegate.protocol.admission import SourceAdmission
 from tidegate.protocol.debloat import Debloat
 from tidegate.protocol.rescale import connections
@@ -18,8 +27,11 @@ from tidegate.worker.gate import Gate, RecoveredWatermarks
 from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
 from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
 from tidegate.worker.settings import SlotSettings
+from tidegate.worker.slices import ProbingSizer, SliceSizer
 from tidegate.worker.source_head import SourceHead
-from tidegate.worker.task import Task, TaskListener
+from tidegate.worker.task import SLICE_TARGET_MS, Task, TaskListener
+
+_USER_CODE = (ConnectSpec, EvalPythonSpec, MapInArrowSpec, TransformWithStateSpec)
 
 
 def channel_table(plan: JobPlan) -> list[ChannelId]:
@@ -42,6 +54,7 @@ class TaskBuilder:
     links: Mapping[SlotIndex, Link]
     clock: Clock
     user_code: UserCode
+    open_calls: OpenCalls
     table: list[ChannelId]
     listener: TaskListener
 
@@ -70,6 +83,7 @@ class TaskBuilder:
             user_code=self.user_code,
             open_state=lambda: HeapBackend(key_groups),
             floors=restored.floors,
+            open_calls=self.open_calls,
         )
         operators = [build_operator(spec) for spec in vertex.operators]
         for position, operator in enumerate(operators):
@@ -92,6 +106,8 @@ class TaskBuilder:
             restored=restored.progress,
             floors=restored.floors,
             watermark_interval_ms=settings.watermark_interval_ms,
+            sizer=_sizer_for(vertex),
+            giving_sizer=_sizer_for(vertex),
             late_rows=context.late_rows,
         )
 
@@ -145,3 +161,8 @@ def _inputs_wait(vertex: Vertex) -> bool:
     """Rows of a join are let go by event time, which must have come as far on both sides."""
     head = vertex.operators[0] if vertex.operators else None
     return isinstance(head, StreamJoinSpec) and head.event_time is JoinEventTime.OF_BOTH_SIDES
+
+
+def _sizer_for(vertex: Vertex) -> SliceSizer:
+    runs_user_code = any(isinstance(operator, _USER_CODE) for operator in vertex.operators)
+    return ProbingSizer(SLICE_TARGET_MS) if runs_user_code else SliceSizer(SLICE_TARGET_MS)

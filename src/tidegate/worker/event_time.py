@@ -73,6 +73,10 @@ class ChainTime:
         """The end of the input follows: what is known is told without waiting for its turn."""
         self._next_telling_ms = 0.0
 
+    def fire_again(self) -> None:
+        """What operators have due is fired once more, slice by slice, without a new watermark."""
+        self._applied_ms = None
+
     def next_timer_ms(self) -> int | None:
         """The next processing-time timer, in wall-clock time."""
         times = [at for operator, _ in self._stages if (at := operator.next_timer_ms()) is not None]
@@ -80,6 +84,10 @@ class ChainTime:
 
     def next_telling_ms(self) -> float | None:
         return self._next_telling_ms if self._is_advancing else None
+
+    def has_something_to_tell(self) -> bool:
+        """Whether a watermark for downstream is known, whose turn may not have come yet."""
+        return self._is_advancing or self._input_ms != self._applied_ms
 
     def _is_timer_due(self, wall_ms: int) -> bool:
         at_ms = self.next_timer_ms()

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -31,6 +32,7 @@ from tidegate.worker.mailbox import BackgroundThread, Mailbox
 from tidegate.worker.session import SlotSession, restore_for
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slot import SlotRun
+from tidegate.worker.waiting_calls import open_waiting_calls
 
 _DIAL_TIMEOUT_MS = 15_000.0
 _MESH_TIMEOUT_MS = 15_000.0
@@ -162,6 +164,7 @@ class _Slot:
             background=self._background,
             clock=self._clock,
             user_code=self._user_code,
+            open_calls=partial(open_waiting_calls, self._mailbox),
             send=self._send,
         )
         self._session.on_built(self._run)

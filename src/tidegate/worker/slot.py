@@ -19,7 +19,7 @@ from tidegate.network.messages import (
     TriggerCheckpoint,
     decode_peer,
 )
-from tidegate.operators.contract import UserCode
+from tidegate.operators.contract import OpenCalls, UserCode
 from tidegate.storage.store import Store
 from tidegate.worker.gate import Arrived
 from tidegate.worker.links import LocalLink, RemoteLink
@@ -50,6 +50,7 @@ class SlotRun:
         background: Background,
         clock: Clock,
         user_code: UserCode,
+        open_calls: OpenCalls,
         send: Callable[[FromSlot], None],
     ) -> None:
         self._peers = peers
@@ -67,6 +68,7 @@ class SlotRun:
             background=background,
             clock=clock,
             user_code=user_code,
+            open_calls=open_calls,
             send=send,
         )
         self._poll = select.poll()

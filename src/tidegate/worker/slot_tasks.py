@@ -29,7 +29,7 @@ from tidegate.network.messages import (
     TaskStanding,
     TriggerCheckpoint,
 )
-from tidegate.operators.contract import UserCode
+from tidegate.operators.contract import OpenCalls, UserCode
 from tidegate.protocol.barriers import Cut
 from tidegate.storage.store import Store
 from tidegate.worker.barrier_watch import longest
@@ -65,6 +65,7 @@ class SlotTasks:
         background: Background,
         clock: Clock,
         user_code: UserCode,
+        open_calls: OpenCalls,
         send: Callable[[FromSlot], None],
     ) -> None:
         self._generation = generation
@@ -82,6 +83,7 @@ class SlotTasks:
             links=links,
             clock=clock,
             user_code=user_code,
+            open_calls=open_calls,
             table=self._table,
             listener=TaskListener(
                 on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),

@@ -14,7 +14,7 @@ from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Pre
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, TaskId
 from tidegate.network.messages import TaskStanding
-from tidegate.operators.contract import NO_FLOORS, Emit, LateRows, Operator, TwoInputOperator
+from tidegate.operators.contract import NO_FLOORS, Emit, GivesLater, LateRows, Operator, TwoInputOperator
 from tidegate.plan.physical import SECOND_INPUT
 from tidegate.protocol.barriers import TakeSnapshot
 from tidegate.protocol.finished import TaskEnd
@@ -32,7 +32,7 @@ from tidegate.worker.barrier_watch import BarrierWatch, Marks
 from tidegate.worker.event_time import ChainTime
 from tidegate.worker.gate import ClosedCapture, Gate, GateResult
 from tidegate.worker.output import TaskOutput
-from tidegate.worker.slices import SliceSizer
+from tidegate.worker.slices import MOST_ROWS, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
 
@@ -80,7 +80,10 @@ class TaskListener:
 
 @dataclass(slots=True)
 class Task:
-    """`inputs`: which input of the first operator each edge feeds."""
+    """`inputs`: which input of the first operator each edge feeds.
+
+    `sizer`: of the slices of its input, `giving_sizer`: of what its operators held.
+    """
 
     id: TaskId
     source: SourceHead | None
@@ -94,19 +97,23 @@ class Task:
     restored: StoredTask = field(default_factory=StoredTask)
     floors: KeyGroupFloors = NO_FLOORS
     watermark_interval_ms: float = 0.0
+    sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
+    giving_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     late_rows: LateRows = field(default_factory=LateRows)
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
     _end: TaskEnd = field(default_factory=TaskEnd)
-    _sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     _timer_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     _output_bytes_per_row: float = 0.0
+    _given_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _waiting_since_ms: float | None = None
     watch: BarrierWatch = field(default_factory=BarrierWatch)
 
     def __post_init__(self) -> None:
         self._emits = self._chain()
+        stages = zip(self.operators, self._emits, strict=True)
+        self._giving = [(operator, emit) for operator, emit in stages if isinstance(operator, GivesLater)]
         self._time = ChainTime(
             self.operators,
             self._emits,
@@ -118,14 +125,18 @@ class Task:
             # Channels that are new since the checkpoint know nothing yet; the others have heard it and ignore it.
             for channel in self.output.channels:
                 channel.watermark(self._time.told_ms)
-            if self.gate is not None and self.gate.is_idle():
-                # The watermark made them count again, and a gate that is idle already does not become so once more.
-                self._tell_idle()
+        # What is told above, and rows that are held, make them count again; a gate that is idle already does not
+        # become so once more.
+        self._is_idle_due = self.gate is not None and self.gate.is_idle()
 
     _time: ChainTime = field(init=False, repr=False)
     _first: Emit = field(init=False, repr=False)
     _second: Emit = field(init=False, repr=False)
+    _giving: list[tuple[GivesLater, Emit]] = field(init=False, repr=False)
+    _has_just_given: bool = False
+    _is_idle_due: bool = False
     _is_ending: bool = False
+    _ended_operators: int = 0
 
     # -- steps
 
@@ -141,20 +152,16 @@ class Task:
     def _step(self, now_ms: float) -> bool:
         if self.has_ended or not self._has_room(now_ms):
             return False
-        if not self._holds_event_time() and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
-            self._advance_time(now_ms)
+        # Input in turn with what operators held, so that more rows can wait meanwhile.
+        if not self._has_just_given and self._give(now_ms):
             return True
-        if self._is_ending:
-            self._end_output()
-            return True
-        moved = self._step_gate(now_ms) if self.source is None else self._step_source(self.source, now_ms)
-        if not moved:
-            for operator, emit in zip(self.operators, self._emits, strict=True):
-                operator.on_idle(emit)
-        return moved
+        self._has_just_given = False
+        return self._step_input(now_ms) or self._give(now_ms)
 
     def is_waiting(self) -> bool:
         """No input just now: what the task was given is processed."""
+        if self._holds_rows():
+            return False
         if self.source is not None:
             return self.source.is_waiting()
         assert self.gate is not None
@@ -164,6 +171,7 @@ class Task:
         deadlines = list(self.output.deadlines_ms()) if self.output is not None else []
         if self.gate is not None and (switch_ms := self.gate.next_deadline_ms()) is not None:
             deadlines.append(switch_ms)
+        deadlines += [due_ms for giving, _ in self._giving if (due_ms := giving.next_deadline_ms()) is not None]
         if not self.has_ended and self._waiting_since_ms is None:
             # Else only a message can set off a step, and that wakes the slot.
             if self.source is not None and (retry_ms := self.source.next_deadline_ms()) is not None:
@@ -175,6 +183,8 @@ class Task:
         return min(deadlines, default=None)
 
     def on_time(self, now_ms: float, *, storage_bytes_per_ms: float | None) -> None:
+        for giving, _ in self._giving:
+            giving.on_time(now_ms)
         if self.gate is not None:
             self.perform(self.gate.on_time(now_ms, storage_bytes_per_ms=storage_bytes_per_ms))
         if self.output is not None:
@@ -305,6 +315,21 @@ class Task:
             counters.rows_in, counters.bytes_in, counters.busy_ms, self._backpressured_ms(now_ms), self.paused_ms()
         )
 
+    def _step_input(self, now_ms: float) -> bool:
+        if self._is_ending and self._end_operators():
+            return True
+        if not self._holds_event_time() and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
+            self._advance_time(now_ms)
+            return True
+        self._tell_idle_if_due()
+        if self._is_ending:
+            return self._end_further()
+        moved = self._step_gate(now_ms) if self.source is None else self._step_source(self.source, now_ms)
+        if not moved:
+            for operator, emit in zip(self.operators, self._emits, strict=True):
+                operator.on_idle(emit)
+        return moved
+
     def _holds_event_time(self) -> bool:
         return self.source is not None and self.source.holds_event_time()
 
@@ -318,7 +343,38 @@ class Task:
             self._waiting_since_ms = now_ms
         return False
 
+    def _give(self, now_ms: float) -> bool:
+        """One slice of what operators held."""
+        if not self._holds_rows():
+            return False
+        before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
+        given, wanted = 0, self._fitting(self.giving_sizer.rows, self._given_bytes_per_row)
+        # Downstream first: what it wants bounds what those in front of it give.
+        for giving, emit in reversed(self._giving):
+            if wanted:
+                given += giving.give(wanted, emit)
+            wanted = min(wanted, giving.room())
+        if given:
+            self._has_just_given = True
+            self._time.on_rows()
+            if self.output is not None:
+                measured = (self.output.in_flight_bytes() - before_bytes) / given
+                self._given_bytes_per_row = max(measured, (self._given_bytes_per_row + measured) / 2)
+            elapsed_ms = self.clock.monotonic_ms() - now_ms
+            self.counters.busy_ms += elapsed_ms
+            self.giving_sizer.observe(rows=given, elapsed_ms=elapsed_ms)
+        return given > 0
+
+    def _holds_rows(self) -> bool:
+        return any(giving.holds_rows() for giving, _ in self._giving)
+
+    def _room(self) -> int:
+        """How many rows the operators want."""
+        return min((giving.room() for giving, _ in self._giving), default=MOST_ROWS)
+
     def _step_source(self, source: SourceHead, now_ms: float) -> bool:
+        if not self._room():
+            return False
         match source.poll(self._slice_rows(), now_ms):
             case Rows(rows, watermark_ms):
                 self._process(self._first, rows, now_ms)
@@ -326,8 +382,8 @@ class Task:
                     self._time.on_input(watermark_ms)
                 return True
             case NothingNow():
-                if source.becomes_idle(now_ms):
-                    self._tell_idle()
+                self._is_idle_due |= source.becomes_idle(now_ms)
+                self._tell_idle_if_due()
                 return False
             case EndOfSource():
                 self._end_input()
@@ -347,6 +403,8 @@ class Task:
         self.perform(results)
         if has_moved or results:
             return True
+        if not self._room():
+            return False
         piece = self.gate.next_slice(self._slice_rows())
         if piece is not None:
             is_second = self.inputs.get(piece.channel.edge) == SECOND_INPUT
@@ -362,12 +420,16 @@ class Task:
 
     def _slice_rows(self) -> int:
         """As many rows as take about the target time, but not more than fill the output's windows once."""
-        if self.output is None or not self._output_bytes_per_row:
-            return self._sizer.rows
+        return self._fitting(min(self.sizer.rows, self._room()), self._output_bytes_per_row)
+
+    def _fitting(self, wanted: int, bytes_per_row: float) -> int:
+        if self.output is None or not bytes_per_row:
+            return wanted
         # Rows that a filter drops make the divisor ever smaller, until the quotient is infinite, which is no integer.
-        return max(1, int(min(self._sizer.rows, self.output.window_bytes() / self._output_bytes_per_row)))
+        return max(1, int(min(wanted, self.output.window_bytes() / bytes_per_row)))
 
     def _process(self, feed: Emit, rows: pa.RecordBatch, started_ms: float) -> None:
+        self._is_idle_due = False
         self.counters.rows_in += rows.num_rows
         self.counters.bytes_in += rows.nbytes
         before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
@@ -378,7 +440,7 @@ class Task:
             self._output_bytes_per_row = max(measured, (self._output_bytes_per_row + measured) / 2)
         elapsed_ms = self.clock.monotonic_ms() - started_ms
         self.counters.busy_ms += elapsed_ms
-        self._sizer.observe(rows=rows.num_rows, elapsed_ms=elapsed_ms)
+        self.sizer.observe(rows=rows.num_rows, elapsed_ms=elapsed_ms)
 
     def _advance_time(self, now_ms: float) -> None:
         """One slice of due timers, or the word downstream once none is left."""
@@ -404,12 +466,18 @@ class Task:
                     self._time.on_input(event_time_ms)
                     has_moved = True
                 case BecomeIdle():
-                    self._tell_idle()
+                    self._is_idle_due = True
                 case BecomeActive():
+                    self._is_idle_due = False
                     self._tell_active()
+        self._tell_idle_if_due()
         return has_moved
 
-    def _tell_idle(self) -> None:
+    def _tell_idle_if_due(self) -> None:
+        """Not ahead of rows that are held, which would come too late, nor of a watermark, which would call it back."""
+        if not self._is_idle_due or self._holds_rows() or self._time.has_something_to_tell():
+            return
+        self._is_idle_due = False
         for channel in () if self.output is None else self.output.channels:
             channel.idle()
 
@@ -420,11 +488,29 @@ class Task:
 
     def _end_input(self) -> None:
         """Operators give what they hold back; then come the last timers, then the end marks."""
-        for operator, emit in zip(self.operators, self._emits, strict=True):
-            operator.end_of_input(emit)
-        self._time.on_rows()
-        self._time.hurry()
         self._is_ending = True
+        self._time.hurry()
+        self._end_operators()
+
+    def _end_further(self) -> bool:
+        """Whether it could end: rows that are held come first."""
+        if self._holds_rows():
+            return False
+        self._end_output()
+        return True
+
+    def _end_operators(self) -> bool:
+        """Tells each operator once those in front of it hold no row; whether one was told."""
+        before = self._ended_operators
+        while self._ended_operators < len(self.operators) and not self._holds_rows():
+            at = self._ended_operators
+            self.operators[at].end_of_input(self._emits[at])
+            self._ended_operators += 1
+        self._time.on_rows()
+        if self._ended_operators > before:
+            # Rows that came too late for the last watermark wait for the next one, and none may come.
+            self._time.fire_again()
+        return self._ended_operators > before
 
     def _end_output(self) -> None:
         if self.output is not None:

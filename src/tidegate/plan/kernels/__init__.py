@@ -40,7 +40,7 @@ from tidegate.plan.kernels import (
 )
 from tidegate.plan.kernels.casts import build_cast, build_try_cast
 from tidegate.plan.kernels.constants import constant
-from tidegate.plan.kernels.generators import RowMaker, expand_rows, explode_rows
+from tidegate.plan.kernels.generators import Explode, RowMaker, expand_rows, explode_rows
 from tidegate.plan.kernels.tries import build_try
 from tidegate.plan.kernels.values import Kernel, as_array
 from tidegate.plan.nodes import EmptyCollections, ExplodedAs
@@ -151,7 +151,7 @@ def compile_generate(
     *,
     kept: tuple[int, ...],
     schema: pa.Schema,
-) -> RowMaker:
+) -> Explode:
     return explode_rows(_compile(collection), exploded_as, of_empty, kept=kept, schema=schema)
 
 

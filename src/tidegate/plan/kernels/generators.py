@@ -4,6 +4,8 @@ Rows keep Spark's order. What one batch gives may be large, so it is made in pie
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, assert_never
 
 import numpy as np
@@ -16,9 +18,55 @@ from tidegate.plan.kernels.values import Kernel
 from tidegate.plan.nodes import EmptyCollections, ExplodedAs
 
 RowMaker: TypeAlias = Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]
+Explode: TypeAlias = Callable[[pa.RecordBatch], "Exploded"]
 
 # About as many rows as a decoded piece of a file has: what follows sees batches of the usual size.
 _PIECE_ROWS = 16_384
+
+
+class Exploded:
+    """What the rows of one batch give, made as far as it is asked for."""
+
+    def __init__(self, plan: "_Explosion", rows: pa.RecordBatch) -> None:
+        self._plan = plan
+        self._rows = rows
+        self._lists = lists_of(column(plan.collection, rows))
+        is_skipped = plan.of_empty is EmptyCollections.NO_ROW
+        self._lengths = self._lists.lengths if is_skipped else np.maximum(self._lists.lengths, 1)
+        self._ends = np.cumsum(self._lengths)
+        self._firsts = self._ends - self._lengths
+        self.count = int(self._ends[-1]) if len(self._ends) else 0
+
+    def made(self, first: int, last: int) -> pa.RecordBatch:
+        """The rows from one number up to another."""
+        numbers = np.arange(first, last)
+        owners = np.searchsorted(self._ends, numbers, side="right")
+        positions = numbers - self._firsts[owners]
+        present = self._lists.lengths[owners] > 0
+        elements = take(self._lists.values, self._lists.starts[owners] + positions, present)
+        values = _fields(elements) if self._plan.is_map else [elements]
+        own = _element_columns(self._plan.exploded_as, values, positions, present)
+        kept = (take(self._rows.column(at), owners) for at in self._plan.kept)
+        return pa.RecordBatch.from_arrays([*kept, *own], schema=self._plan.schema)
+
+    def rest(self, first: int) -> tuple[pa.RecordBatch, int]:
+        """The rows of the batch that make what follows that number, and how much the first of them has made before."""
+        owner = int(np.searchsorted(self._ends, first, side="right"))
+        return self._rows.slice(owner), first - int(self._firsts[owner])
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for first in range(0, self.count, _PIECE_ROWS):
+            yield self.made(first, min(first + _PIECE_ROWS, self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class _Explosion:
+    collection: Kernel
+    exploded_as: ExplodedAs
+    of_empty: EmptyCollections
+    kept: tuple[int, ...]
+    schema: pa.Schema
+    is_map: bool
 
 
 def explode_rows(
@@ -28,25 +76,10 @@ def explode_rows(
     *,
     kept: tuple[int, ...],
     schema: pa.Schema,
-) -> RowMaker:
+) -> Explode:
     """Each row once for every element, with the columns that are kept in front of the element's."""
-    is_map = pa.types.is_map(collection.type)
-
-    def run(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        lists = lists_of(column(collection, rows))
-        lengths = lists.lengths if of_empty is EmptyCollections.NO_ROW else np.maximum(lists.lengths, 1)
-        ends = np.cumsum(lengths)
-        for first in range(0, int(ends[-1]) if len(ends) else 0, _PIECE_ROWS):
-            numbers = np.arange(first, min(first + _PIECE_ROWS, int(ends[-1])))
-            owners = np.searchsorted(ends, numbers, side="right")
-            positions = numbers - (ends - lengths)[owners]
-            present = lists.lengths[owners] > 0
-            elements = take(lists.values, lists.starts[owners] + positions, present)
-            values = _fields(elements) if is_map else [elements]
-            made = _element_columns(exploded_as, values, positions, present)
-            yield pa.RecordBatch.from_arrays([*(take(rows.column(at), owners) for at in kept), *made], schema=schema)
-
-    return run
+    plan = _Explosion(collection, exploded_as, of_empty, kept, schema, pa.types.is_map(collection.type))
+    return partial(Exploded, plan)
 
 
 def expand_rows(projections: Sequence[Sequence[Kernel]], schema: pa.Schema) -> RowMaker:

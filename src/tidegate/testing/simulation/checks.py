@@ -8,6 +8,7 @@ import msgspec
 
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import CheckpointId, SlotIndex, TaskId, range_of
+from tidegate.operators.async_map import SECTION as WAITING_ROWS
 from tidegate.plan.physical import ConnectSpec, JobPlan, TransformWithStateSpec, Vertex
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 from tidegate.state.codec import decode
@@ -139,6 +140,7 @@ def _check_no_orphans(store: SimStore) -> None:
 
 def _check_state(store: Store, manifest: str, shape: Shape, plan: JobPlan) -> None:
     for vertex in plan.vertices:
+        _check_nothing_waits(store, manifest, plan, vertex)
         if not vertex.operators or not isinstance(vertex.operators[0], TransformWithStateSpec | ConnectSpec):
             continue
         found: dict[int, tuple[Any, ...]] = {}
@@ -155,6 +157,14 @@ def _check_state(store: Store, manifest: str, shape: Shape, plan: JobPlan) -> No
         expected = _expected_state(shape, vertex)
         if not _begins_like(found, expected):
             raise SimulationFailed(f"final state of {vertex.id} is {found}, expected {expected}")
+
+
+def _check_nothing_waits(store: Store, manifest: str, plan: JobPlan, vertex: Vertex) -> None:
+    for subtask in range(plan.parallelism_of(vertex.id)):
+        task = restore_slot(store, manifest, plan, SlotIndex(subtask)).tasks[TaskId(vertex.id, subtask)]
+        sections = [section for each in task.sections.values() for section in each if section.name == WAITING_ROWS]
+        if any(msgspec.msgpack.decode(section.data) for section in sections):
+            raise SimulationFailed(f"the last checkpoint holds rows that wait in {vertex.id}")
 
 
 def _keyed_state(
@@ -182,7 +192,7 @@ def _expected_state(shape: Shape, vertex: Vertex) -> dict[int, tuple[Any, ...]]:
     first, second = shape.first.all_rows(), shape.second.all_rows()
     by_key = Counter(row[0] for row in first)
     match shape.topology:
-        case Topology.WINDOWS | Topology.LATE:
+        case Topology.WINDOWS | Topology.LATE | Topology.WAITING_WINDOWS:
             return {key: (msgspec.msgpack.encode({}),) for key in by_key}
         case Topology.UNION:
             by_key += Counter(row[0] for row in second)

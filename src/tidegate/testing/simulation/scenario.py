@@ -14,7 +14,7 @@ MOST_SLOTS = 4
 _KEEPING_ORDER = frozenset({Topology.ONE_SHUFFLE, Topology.TWO_SHUFFLES, Topology.CONNECTED, Topology.BROADCAST})
 # What could go wrong with the order of rows, or with a late row for a window that has fired, needs one restore after
 # another, most of them at another parallelism.
-OFTEN_RESTORED = _KEEPING_ORDER | {Topology.LATE}
+OFTEN_RESTORED = _KEEPING_ORDER | {Topology.LATE, Topology.WAITING, Topology.WAITING_WINDOWS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,8 @@ def scenario_of(seed: int) -> Scenario:
         seed=seed,
         shape=_shape(seed, topology, random),
         slots=random.choice([1, 2, 2, 3, 3]),
-        rescales=random.random() < 0.7 or topology in _KEEPING_ORDER,
+        # Rows that wait are dealt to any task at another parallelism: only else do they keep their order.
+        rescales=(random.random() < 0.7 or topology in _KEEPING_ORDER) and topology is not Topology.WAITING,
         runs=random.choice([1, 1, 1, 2]) if topology is not Topology.LATE else 1,
         switch_after_ms=random.choice([None, 0.0, 0.0, random.uniform(1, 25)]),
         checkpoints=CheckpointSettings(
@@ -134,4 +135,5 @@ def _shape(seed: int, topology: Topology, random: Random) -> Shape:
             available=0,
             late_every=random.randint(7, 9),
         )
-    return Shape(topology, first, second, narrow=random.choice([1, 2, 3]), holds_rows_back=random.random() < 0.3)
+    narrow, holds_rows_back = random.choice([1, 2, 3]), random.random() < 0.3
+    return Shape(topology, first, second, narrow, holds_rows_back, capacity=random.choice([1, 2, 5, 20]))

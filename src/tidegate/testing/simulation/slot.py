@@ -20,7 +20,9 @@ from tidegate.network.messages import (
     encode,
 )
 from tidegate.operators.contract import UserCode
+from tidegate.plan.physical import AsyncMapSpec
 from tidegate.storage.store import Store
+from tidegate.testing.simulation.calls import SlotCalls
 from tidegate.testing.simulation.lanes import LaneLink
 from tidegate.testing.simulation.restored import check_restored
 from tidegate.testing.simulation.world import SimBackground, SimulationFailed
@@ -88,6 +90,7 @@ class SimSlot:
         self._user_code = user_code
         self._slices = slices
         self._connect = connect
+        self._calls = SlotCalls(slices._random)
         self._session = SlotSession(begin=self._begin, on_error=self._raise)
         self._local: LocalLink | None = None
         self._incoming: Lanes = {}
@@ -140,6 +143,8 @@ class SimSlot:
         work = [self._work, self._note]
         others = [*lanes, *work, self._read_inbox, self._send_elements, self._encode]
         rare = [self._on_time, self._report]
+        if any(isinstance(each, AsyncMapSpec) for vertex in vertices for each in vertex.operators):
+            others.append(self._answer)
         return steps + [Action(a, EVEN_PACES) for a in others] + [Action(a, RARE_PACES) for a in rare]
 
     def _work(self) -> bool:
@@ -147,6 +152,9 @@ class SimSlot:
 
     def _note(self) -> bool:
         return self.is_alive and self.background.note_once()
+
+    def _answer(self) -> bool:
+        return self.is_alive and self._calls.answer_one()
 
     def _step_of(self, position: int) -> Callable[[], bool]:
         def step() -> bool:
@@ -247,10 +255,11 @@ class SimSlot:
             background=self.background,
             clock=self._clock,
             user_code=self._user_code,
+            open_calls=self._calls.open,
             send=self._send,
         )
         for task in self.tasks.tasks:
-            task._sizer = task._timer_sizer = self._slices
+            task.sizer = task._timer_sizer = task.giving_sizer = self._slices
         self._session.on_built(self.tasks)
         self._send(Ready(deploy.generation, restore.recovered_bytes))
 
@@ -259,6 +268,7 @@ class SimSlot:
         if self.tasks is not None:
             tasks, self.tasks = self.tasks, None
             tasks.close()
+        self._calls.forget()
 
     def _raise(self, error: Exception) -> None:
         raise SimulationFailed(f"slot {self.index}: {type(error).__name__}: {error}") from error

@@ -9,10 +9,11 @@ import pyarrow as pa
 
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Column
-from tidegate.plan.nodes import RightSide, Scan, Sink, TimeMode
+from tidegate.plan.nodes import AnswerOrder, RightSide, Scan, Sink, TimeMode
 from tidegate.plan.physical import (
     FIRST_INPUT,
     SECOND_INPUT,
+    AsyncMapSpec,
     BroadcastPartitioning,
     ConnectSpec,
     Edge,
@@ -59,17 +60,20 @@ class Topology(Enum):
     FORWARD = "forward edge, then a shuffle"
     WINDOWS = "windows by event time"
     LATE = "windows with rows that are late by a fixed schedule"
+    WAITING = "calls that wait, then a shuffle"
+    WAITING_WINDOWS = "windows behind calls that are answered in any order"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`narrow` is the parallelism of vertices that have one of their own."""
+    """`narrow` is the parallelism of vertices that have one of their own; `capacity` is that of calls that wait."""
 
     topology: Topology
     first: SimSource
     second: SimSource
     narrow: int
     holds_rows_back: bool
+    capacity: int = 3
 
     def sources(self) -> dict[str, SimSource]:
         return {self.first.name: self.first, self.second.name: self.second}
@@ -108,7 +112,7 @@ class Shape:
                 left, right = Counter(row[0] for row in first), Counter(row[0] for row in second)
                 sides = [(key, side, n) for side, counts in enumerate((left, right)) for key, n in _numbered(counts)]
                 return Counter(sides)
-            case Topology.WINDOWS | Topology.LATE:
+            case Topology.WINDOWS | Topology.LATE | Topology.WAITING_WINDOWS:
                 return Counter((k, end, n) for (k, end), n in self.windows(with_late=False).items())
             case _:
                 return _numbered(Counter(row[0] for row in first))
@@ -241,6 +245,21 @@ def _late(shape: Shape, b: _Builder) -> None:
     b.edge(source, b.sink(_WINDOWS, schema=WINDOWS), _HASH)
 
 
+def _waiting(shape: Shape, b: _Builder) -> None:
+    source = b.source(shape.first, *shape.head(), _look_up(shape, AnswerOrder.AS_TAKEN))
+    b.edge(source, b.sink(_IN_ORDER, schema=COUNTS), _HASH)
+
+
+def _waiting_windows(shape: Shape, b: _Builder) -> None:
+    source, waiting = b.source(shape.first), b.vertex(_look_up(shape, AnswerOrder.AS_ANSWERED), *shape.head())
+    b.edge(source, waiting, _REBALANCE)
+    b.edge(waiting, b.sink(_WINDOWS, schema=WINDOWS), _HASH)
+
+
+def _look_up(shape: Shape, order: AnswerOrder) -> AsyncMapSpec:
+    return AsyncMapSpec(b"look_up", "look_up", ROWS_SCHEMA, ROWS_SCHEMA, shape.capacity, order)
+
+
 _PLANS: dict[Topology, Callable[[Shape, _Builder], None]] = {
     Topology.ONE_SHUFFLE: _one_shuffle,
     Topology.TWO_SHUFFLES: _two_shuffles,
@@ -253,4 +272,6 @@ _PLANS: dict[Topology, Callable[[Shape, _Builder], None]] = {
     Topology.FORWARD: _forward,
     Topology.WINDOWS: _windows,
     Topology.LATE: _late,
+    Topology.WAITING: _waiting,
+    Topology.WAITING_WINDOWS: _waiting_windows,
 }

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from tidegate.operators.contract import ConnectHandle, ProcessorHandle, Times
+from tidegate.operators.contract import CallStyle, ConnectHandle, ProcessorHandle, Times, WaitingFunction
 from tidegate.testing.simulation.world import SimulationFailed
 from tidegate.testing.threads import NamedUserCode
 
@@ -230,8 +230,13 @@ class ApplyRules:
         return
 
 
+# Gives each row back: what is lost, doubled or out of place shows behind it.
+LOOK_UP = WaitingFunction(CallStyle.BLOCKING, call=lambda row: row, take=lambda row: [row])
+
+
 def user_code() -> NamedUserCode:
     return NamedUserCode(
+        waiting={"look_up": LOOK_UP},
         functions={"hold_back": hold_back, "event_times": event_times},
         processors={
             "in_order": CountInOrder,

@@ -1,0 +1,171 @@
+"""Functions that wait, over real sockets and in real threads: nothing is lost or doubled, and no thread is left."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.job import JobSpec
+from tidegate.model.errors import UserCodeFailure
+from tidegate.operators.contract import CallStyle, WaitingFunction
+from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.nodes import AnswerOrder, AsyncMap, Scan, Sink
+from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
+from tidegate.protocol.retention import KeepNumber
+from tidegate.storage.store import open_store
+from tidegate.testing.threads import NamedUserCode, ThreadLauncher
+from tidegate.worker.settings import SlotSettings
+
+ROWS = 400
+SCHEMA = pa.schema([("v", pa.int64())])
+Call = Callable[[tuple[Any, ...]], Any]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 5
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for file in range(2):
+        pq.write_table(pa.table({"v": list(range(file, ROWS, 2))}), tmp_path / "in" / f"{file}.parquet")
+    return tmp_path
+
+
+def job(
+    folder: Path,
+    call: Call,
+    *,
+    slots: int = 2,
+    order: AnswerOrder = AnswerOrder.AS_TAKEN,
+    style: CallStyle = CallStyle.BLOCKING,
+    timeout_ms: float | None = None,
+    restart: RestartStrategy = NoRestart(),  # noqa: B008 - frozen and empty
+) -> Coordinator:
+    waiting = AsyncMap(Scan("parquet", {"path": str(folder / "in")}, SCHEMA), b"f", "f", SCHEMA, 8, order, timeout_ms)
+    plan = lower(waiting, Sink("parquet", {"path": str(folder / "out")}, SCHEMA), parallelism=slots, max_parallelism=16)
+    spec = JobSpec(
+        name="waiting",
+        job_id="waiting",
+        slot_settings=SlotSettings(
+            plan=plan, checkpoint_location=str(folder / "chk"), window_bytes=4096, state_backend="heap"
+        ),
+        fingerprint=tuple(fingerprint(plan)),
+        checkpoints=CheckpointSettings(
+            interval_ms=20, timeout_ms=60_000, min_pause_ms=0, max_concurrent=1, tolerable_failures=0
+        ),
+        switch_after_ms=0.0,
+        keep=KeepNumber(2),
+        restart=restart,
+        available_now=True,
+        driver_host="127.0.0.1",
+        bind_host="127.0.0.1",
+        slot_bind_host="127.0.0.1",
+        advertised_host=None,
+        ports="any",
+    )
+    code = NamedUserCode(waiting={"f": WaitingFunction(style, call, lambda row: [row])})
+    return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})
+
+
+def committed(folder: Path) -> Counter[int]:
+    return Counter(pq.read_table(folder / "out").column("v").to_pylist())
+
+
+def slowly(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    time.sleep(0.002 * (row[0] % 3))
+    return row
+
+
+class FailsOnce:
+    def __init__(self) -> None:
+        self._has_failed = threading.Event()
+
+    def __call__(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        time.sleep(0.003)
+        if row[0] == 333 and not self._has_failed.is_set():
+            self._has_failed.set()
+            raise ConnectionError("the service is gone")
+        return row
+
+
+@pytest.mark.parametrize("order", AnswerOrder)
+def test_a_failed_call_restarts_in_place_and_loses_and_doubles_nothing(folder: Path, order: AnswerOrder) -> None:
+    coordinator = job(folder, FailsOnce(), order=order, restart=FixedDelay(3, delay_ms=10))
+    coordinator.start()
+    assert coordinator.wait(60)
+    assert (coordinator.view().state, coordinator.view().generation) == ("finished", 2)
+    assert committed(folder) == Counter(range(ROWS))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_rows_that_wait_are_taken_over_at_another_parallelism(folder: Path, slots: int) -> None:
+    """No call of the first run is ever answered from some point on, and its checkpoints complete all the same."""
+    is_over = threading.Event()
+    stalled: list[int] = []
+
+    def stalls(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        if row[0] > 100:
+            stalled.append(row[0])
+            is_over.wait(60)
+        return row
+
+    first = job(folder, stalls)
+    first.start()
+    deadline = time.monotonic() + 30
+    while len(stalled) < 2 * 8:
+        assert time.monotonic() < deadline, "not all calls wait at once"
+        time.sleep(0.01)
+    before = first.view().committed_checkpoints
+    while first.view().committed_checkpoints < before + 3:
+        assert time.monotonic() < deadline, "a checkpoint waits for a call"
+        time.sleep(0.01)
+    first.stop()
+    assert first.wait(20)
+    is_over.set()
+    assert sum(committed(folder).values()) < ROWS
+    second = job(folder, slowly, slots=slots)
+    second.start()
+    assert second.wait(60)
+    assert committed(folder) == Counter(range(ROWS))
+
+
+def test_a_call_that_takes_too_long_ends_the_query_with_its_row(folder: Path) -> None:
+    is_over = threading.Event()
+
+    def hangs(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        is_over.wait(60)
+        return row
+
+    coordinator = job(folder, hangs, timeout_ms=100)
+    coordinator.start()
+    assert coordinator.wait(30)
+    failure = coordinator.failure()
+    is_over.set()
+    assert isinstance(failure, UserCodeFailure)
+    assert "has not answered within 100 ms for the row (v=" in str(failure)
+
+
+def test_coroutines(folder: Path) -> None:
+    async def waits(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        return slowly(row)
+
+    coordinator = job(folder, waits, style=CallStyle.AWAITED)
+    coordinator.start()
+    assert coordinator.wait(60)
+    assert committed(folder) == Counter(range(ROWS))
