@@ -27,6 +27,7 @@ from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, Vertex
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import Data, LocalFiles, Store
@@ -376,9 +377,9 @@ class SlowFiles(LocalFiles):
 def test_the_speed_of_storage_counts_all_that_was_stored_and_nothing_but_storing(tmp_path: Path) -> None:
     clock = ManualClock()
     slot = Slot(SlowFiles(tmp_path, clock), clock=clock)
+    assert slot.snapshots.storage_speed() == UNKNOWN_SPEED
     slot.take(ONE)
     slot.upload()
-    assert slot.snapshots.storage_bytes_per_ms() is None, "a small file says how long a call takes"
     slot.trigger(TWO)
     slot.snapshot(SOURCE, TWO)
     slot.snapshot(SINK, TWO, Prepared([], lambda: slot.clock.advance(1000.0)))
@@ -388,7 +389,7 @@ def test_the_speed_of_storage_counts_all_that_was_stored_and_nothing_but_storing
     ack = slot.said[1]
     assert isinstance(ack, Acknowledge)
     (channels,) = ack.shared
-    assert slot.snapshots.storage_bytes_per_ms() == (ack.length + channels.length) / 20.0
+    assert slot.snapshots.storage_speed() == StorageSpeed(ack.length + channels.length, 20.0)
 
 
 # -- finished tasks

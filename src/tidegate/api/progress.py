@@ -5,14 +5,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+from tidegate.spark.ingest import IngestProgress
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def progress_of(checkpoint: CheckpointView | None, view: JobView) -> dict[str, Any]:
-    """A checkpoint with the counts of this moment."""
+def progress_of(
+    checkpoint: CheckpointView | None, view: JobView, ingested: Sequence[IngestProgress] = ()
+) -> dict[str, Any]:
+    """A checkpoint with the counts of this moment; `ingested` is what Spark does for the query, if anything."""
     sources = [task for task in view.tasks if task.is_source]
-    return {
+    shown: dict[str, Any] = {
         "timestamp": None if checkpoint is None else checkpoint.triggered_at.isoformat(),
         "batchId": None if checkpoint is None else checkpoint.id,
         "durationMs": {} if checkpoint is None else {"checkpoint": checkpoint.duration_ms},
@@ -22,6 +25,17 @@ def progress_of(checkpoint: CheckpointView | None, view: JobView) -> dict[str, A
         "sources": [_source(task) for task in sources],
         "slots": [{"slot": slot, "pid": pid} for slot, pid in enumerate(view.slot_pids)],
         "tasks": [_task(task) for task in view.tasks],
+    }
+    if ingested:
+        shown["ingest"] = [_ingest(one) for one in ingested]
+    return shown
+
+
+def _ingest(ingested: IngestProgress) -> dict[str, Any]:
+    return {
+        "name": ingested.name,
+        "stagedBytes": ingested.staged_bytes,
+        "pausedMs": round(ingested.paused_ms),
     }
 
 

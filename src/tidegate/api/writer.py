@@ -317,6 +317,14 @@ class DataStreamWriter:
             if vertex.source is not None:
                 open_source(vertex.source)
         refuse_own_output(plan, sink)
+        feeds = Feeds(
+            spark,
+            ingested.parts,
+            location=location,
+            query=name,
+            available_now=self._available_now or not self._df.isStreaming,
+            options=options,
+        )
         driver_host = _LOOPBACK if facts.is_local else str(spark.conf.get("spark.driver.host"))
         slot_host = _LOOPBACK if facts.is_local else HOST_OF_EXECUTOR
         spec = JobSpec(
@@ -326,6 +334,7 @@ class DataStreamWriter:
                 plan=plan,
                 checkpoint_location=location,
                 window_bytes=options.window_bytes,
+                network_memory_bytes=options.network_memory_bytes,
                 state_backend=options.state_backend,
                 guarantee=options.guarantee,
                 active_backpressure=options.active_backpressure,
@@ -346,6 +355,7 @@ class DataStreamWriter:
             slot_bind_host=options.bind_host or slot_host,
             advertised_host=options.advertised_host,
             ports=options.ports,
+            followers=(feeds,),
         )
         if facts.is_local:
             # Slots listen on this host: an address that cannot be listened on is better found here.
@@ -355,14 +365,6 @@ class DataStreamWriter:
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
         coordinator.on_finish(lambda: detach(sink))
-        feeds = Feeds(
-            spark,
-            ingested.parts,
-            location=location,
-            query=name,
-            available_now=self._available_now or not self._df.isStreaming,
-            most_staged_bytes=options.most_staged_bytes,
-        )
         feeds.attach()
         coordinator.on_finish(feeds.stop)
         if is_passing:
@@ -377,6 +379,7 @@ class DataStreamWriter:
             savepoints=SavepointPlace(None if is_passing else location, options.guarantee),
         )
         query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
+        query._ingest_progress = feeds.progress
         identity = QueryIdentity(id=query.id, run_id=query.runId, name=query.name, sink=sink.format)
         events = SparkEvents(spark, coordinator, identity)
         query._await_last_events = events.await_last

@@ -1,10 +1,13 @@
 """A slot's part of each checkpoint: gathers snapshots, encodes between steps, uploads behind, acknowledges."""
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 from tidegate.connectors.contract import Prepared
 from tidegate.model.clock import Clock
+from tidegate.model.errors import DidNotHappen
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
 from tidegate.network.messages import (
     Acknowledge,
@@ -16,11 +19,12 @@ from tidegate.network.messages import (
     TaskPart,
 )
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Redistribution
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFileWriter, sum_of
-from tidegate.storage.store import Store
+from tidegate.storage.store import Buffer, Store
 from tidegate.worker.captured import HELD, RECEIVED, section_name
 from tidegate.worker.channel_state import (
     CapturedChannel,
@@ -41,8 +45,6 @@ PART_MARK = "#"
 _DONE = object()
 # A late snapshot of an aborted checkpoint is recognised as long as its id is within this many of the newest abort.
 _REMEMBERED_ABORTS = 1000
-# Smaller uploads say how long a call takes, not how fast storage is.
-_MEASURED_FROM_BYTES = 64 << 10
 
 KIND_OF: dict[Redistribution, SectionKind] = {
     Redistribution.KEYED: "state",
@@ -75,6 +77,29 @@ class _Assembly:
     encoding: Iterator[None] | None = None
     is_uploading: bool = False
     is_dropped: bool = False
+
+    def raise_if_dropped(self) -> None:
+        if self.is_dropped:
+            raise DidNotHappen("The checkpoint was aborted while it was uploaded.")
+
+
+class _Wanted(Items[Buffer]):
+    """The pieces of a file for as long as anybody waits for it: an upload ends in its midst when nobody does."""
+
+    def __init__(self, pieces: Items[Buffer], assembly: _Assembly) -> None:
+        self._pieces = pieces
+        self._assembly = assembly
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Items[Buffer]: ...
+    def __getitem__(self, index: int | slice) -> Buffer | Items[Buffer]:
+        self._assembly.raise_if_dropped()
+        return self._pieces[index]
+
+    def __len__(self) -> int:
+        return len(self._pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +144,7 @@ class SlotSnapshots:
         self._finished: set[TaskId] = set()
         self.known = KnownElements()
         self._acknowledged: dict[CheckpointId, list[tuple[ChannelId, Sequence, StoredAt]]] = {}
-        self._storage_bytes_per_ms: float | None = None
+        self._storage_speed = UNKNOWN_SPEED
         # What sinks prepared for checkpoints that are not known to be complete. Each later checkpoint carries it too:
         # if an earlier one fails, its rows are still committed, and committing them twice changes nothing.
         self._unsettled: dict[TaskId, dict[CheckpointId, Prepared]] = {}
@@ -182,9 +207,9 @@ class SlotSnapshots:
 
     # -- questions and work
 
-    def storage_bytes_per_ms(self) -> float | None:
-        """How fast storage took the last upload that was large enough to tell."""
-        return self._storage_bytes_per_ms
+    def storage_speed(self) -> StorageSpeed:
+        """How fast storage took the last upload."""
+        return self._storage_speed
 
     def waiting_for_outputs(self) -> list[tuple[CheckpointId, TaskId]]:
         return [
@@ -265,6 +290,7 @@ class SlotSnapshots:
             for prepared in to_commit.values():
                 for epoch in prepared:
                     epoch.make_durable()
+            assembly.raise_if_dropped()
             store = self._store if savepoint is None else self._open_location(savepoint)
             storing_since_ms = self._clock.monotonic_ms()
             stored_bytes = 0
@@ -272,12 +298,12 @@ class SlotSnapshots:
             if captures.new_pieces:
                 new_file = layout.channel_file(folder, self._slot)
                 new_sum = sum_of(captures.new_pieces)
-                store.put(new_file, captures.new_pieces)
+                store.put(new_file, _Wanted(captures.new_pieces, assembly))
                 shared.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
                 stored_bytes += new_sum.length_bytes
             pieces = assembly.writer.finish()
             file = sum_of(pieces)
-            store.put(path, pieces)
+            store.put(path, _Wanted(pieces, assembly))
             now_ms = self._clock.monotonic_ms()
             stored_bytes += file.length_bytes
             uploaded.append(_Uploaded(path, file, shared, now_ms - started_ms, stored_bytes, now_ms - storing_since_ms))
@@ -288,14 +314,10 @@ class SlotSnapshots:
             if error is not None:
                 self._send(Decline(self._generation, checkpoint, f"{type(error).__name__}: {error}"))
                 return
-            self._note_speed(uploaded[0])
+            self._storage_speed = StorageSpeed(uploaded[0].stored_bytes, uploaded[0].storing_ms)
             self._acknowledge(checkpoint, assembly, to_commit, uploaded[0])
 
         self._background.submit(work, then)
-
-    def _note_speed(self, uploaded: _Uploaded) -> None:
-        if uploaded.stored_bytes >= _MEASURED_FROM_BYTES and uploaded.storing_ms > 0:
-            self._storage_bytes_per_ms = uploaded.stored_bytes / uploaded.storing_ms
 
     def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
         return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]
