@@ -15,6 +15,7 @@ from tidegate.spark.java import prepare_environment
 if TYPE_CHECKING:
     from tidegate.api.connect import connect
     from tidegate.api.nexmark import NexmarkDataSource
+    from tidegate.api.profiles import profiles
     from tidegate.api.query import StreamingQuery
     from tidegate.api.query import active_queries as queries
     from tidegate.api.writer import DataStreamWriter, writeStream
@@ -31,6 +32,7 @@ __all__ = [
     "UserError",
     "__version__",
     "connect",
+    "profiles",
     "queries",
     "writeStream",
 ]
@@ -45,6 +47,7 @@ _HOMES = {
     "NexmarkDataSource": ("tidegate.api.nexmark", "NexmarkDataSource"),
     "StreamingQuery": ("tidegate.api.query", "StreamingQuery"),
     "connect": ("tidegate.api.connect", "connect"),
+    "profiles": ("tidegate.api.profiles", "profiles"),
     "queries": ("tidegate.api.query", "active_queries"),
     "writeStream": ("tidegate.api.writer", "writeStream"),
 }

@@ -290,6 +290,16 @@ def test_a_slice_to_channels_in_turn_may_emit_what_the_next_one_has_room_for() -
     assert output.room_bytes() == 1000 - full.in_flight_bytes()
 
 
+def test_how_long_the_receiver_will_work_is_known_once_it_has_granted_for_a_while() -> None:
+    output = make(Recorder())
+    sealed_rows(output, *range(40))
+    send_all(output)
+    assert output.drain_ms() == 0.0
+    for consumed in range(1, 5):
+        output.on_granted(Sequence(consumed), 1 << 20, 100.0 * consumed)
+    assert output.drain_ms() == pytest.approx(36 * 100.0)
+
+
 def test_a_full_window_still_lets_slices_of_some_size_through() -> None:
     output = make(Recorder(), window_bytes=800)
     output.gather(rows(*range(99)), 0.0)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tidegate.api.advice import advice
 from tidegate.api.ingest import Feeds, IngestingPlan, read_ingesting, settle_staging
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
 from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
@@ -403,6 +404,7 @@ class DataStreamWriter:
                 "== Tidegate runs ==",
                 describe(plan),
                 f"checkpoint every {options.checkpoints.interval_ms:.0f} ms, {mode}, {guarantee}",
+                *(f"Warning: {sentence}" for sentence in advice(options)),
             ]
         )
 

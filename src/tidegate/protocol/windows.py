@@ -5,6 +5,7 @@ receiver has consumed, not a number of bytes: so both sides can never disagree a
 """
 
 from collections import deque
+from typing import Final
 
 from tidegate.model.ids import Sequence
 
@@ -36,22 +37,31 @@ class SendWindow:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
 
 
+# Also the sender's knowledge of how fast the receiver is must not be older, however large its window.
+GRANT_EVERY_MS: Final = 250.0
+
+
 class ReceiveWindow:
-    """Gathers what was consumed into few grants: one for each quarter window, and whenever the channel runs dry."""
+    """Gathers what was consumed into few grants: one for each quarter window, whenever the channel runs dry, and
+    after some time.
+    """
 
     def __init__(self, window_bytes: int) -> None:
         self._threshold_bytes = _grant_threshold_bytes(window_bytes)
         self._owed_bytes = 0
+        self._granted_at_ms = 0.0
 
     def resize(self, window_bytes: int) -> None:
         """What is owed stays owed; a smaller window may make it due with the next consumption."""
         self._threshold_bytes = _grant_threshold_bytes(window_bytes)
 
-    def is_grant_due(self, consumed_bytes: int, *, channel_is_empty: bool) -> bool:
+    def is_grant_due(self, consumed_bytes: int, *, channel_is_empty: bool, now_ms: float) -> bool:
         self._owed_bytes += consumed_bytes
-        if self._owed_bytes < self._threshold_bytes and not channel_is_empty:
+        is_old = now_ms - self._granted_at_ms >= GRANT_EVERY_MS
+        if self._owed_bytes < self._threshold_bytes and not channel_is_empty and not is_old:
             return False
         self._owed_bytes = 0
+        self._granted_at_ms = now_ms
         return True
 
 

@@ -405,7 +405,7 @@ class Gate:
         self._line_up(channel, state)
         if self._phases.on_consumed(channel, state.position()):
             self._release(list(self._held_back))
-        if state.window.is_grant_due(head.size_bytes, channel_is_empty=not state.queue):
+        if state.window.is_grant_due(head.size_bytes, channel_is_empty=not state.queue, now_ms=now_ms):
             self.grants.append(Grant(channel, state.position(), state.window_bytes))
         return self._perform(self._barriers.on_consumed(channel, state.position(), now_ms=now_ms))
 

@@ -99,6 +99,11 @@ class OutputChannel:
         """What the next slice may put in; never less than a part of the window, because slices must not be tiny."""
         return max(self.window_bytes * _LEAST_ROOM, self.window_bytes - self.in_flight_bytes())
 
+    def drain_ms(self) -> float:
+        """How long the receiver will work on what is in flight, by what it has granted lately; 0 if that is unknown."""
+        rate = self._drain.bytes_per_ms
+        return self.in_flight_bytes() / rate if rate else 0.0
+
     def gather(self, rows: pa.RecordBatch, now_ms: float) -> None:
         if not self._gathered:
             self._gathered_since_ms = now_ms
@@ -295,6 +300,9 @@ class TaskOutput:
                 channel.emitted_bytes /= 2
             total_bytes /= 2
         return min(edge.room_bytes(total_bytes) for edge in self._edges)
+
+    def drain_ms(self) -> float:
+        return max(channel.drain_ms() for channel in self.channels)
 
     def in_flight_bytes(self) -> int:
         return sum(channel.in_flight_bytes() for channel in self.channels)
