@@ -12,6 +12,7 @@ from tidegate.network.messages import PeerMessage
 from tidegate.plan.physical import HashPartitioning
 from tidegate.protocol.debloat import Debloat
 from tidegate.protocol.switching import UNKNOWN_SPEED
+from tidegate.protocol.windows import MostAhead
 from tidegate.worker.gate import Arrived, Gate, RecoveredChannel, Slice
 from tidegate.worker.output import EdgeOutput, OutputChannel, Sealed, TaskOutput
 from tidegate.worker.settings import SlotSettings
@@ -51,7 +52,7 @@ class Wire:
 
 @dataclass(slots=True)
 class Sender:
-    """`rows_per_ms`: what there is to send at a time. `shares`: of it, for each receiver."""
+    """A source. `rows_per_ms`: what there is to send at a time. `shares`: of it, for each receiver."""
 
     output: TaskOutput
     rows_per_ms: Callable[[float], float]
@@ -108,13 +109,19 @@ class Flow:
         supplies: list[Callable[[float], float]],
         costs: list[Callable[[float], float]],
         shares: tuple[float, ...] = (1.0,),
+        ahead: MostAhead | None = None,
     ) -> None:
         self.now_ms = 0.0
         self.wires = [Wire() for _ in costs]
         bounds = settings.window_bounds(gate_channels=len(supplies), slot_channels=len(supplies))
         self.channels = {
             (s, r): OutputChannel(
-                ChannelId(EdgeId(0), s, r), s, self.wires[r], window_bytes=bounds.start_bytes, next_sequence=Sequence(0)
+                ChannelId(EdgeId(0), s, r),
+                s,
+                self.wires[r],
+                window_bytes=bounds.start_bytes,
+                next_sequence=Sequence(0),
+                ahead=ahead,
             )
             for s in range(len(supplies))
             for r in range(len(costs))

@@ -50,19 +50,6 @@ def test_it_waits_only_when_as_many_are_pending_as_may_be(mode: ActiveBackpressu
     assert source.may_pull(6000.0)
 
 
-@both
-def test_a_source_whose_receivers_have_an_interval_of_work_waits_until_they_have_less(mode: ActiveBackpressure) -> None:
-    source = admission(mode)
-    assert source.may_pull(0.0, ahead_ms=INTERVAL_MS - 1)
-    assert not source.may_pull(100.0, ahead_ms=INTERVAL_MS)
-    assert source.may_pull(150.0, ahead_ms=INTERVAL_MS - 1)
-    assert source.paused_ms(150.0) == 50.0
-
-
-def test_off_lets_a_source_run_ahead_as_far_as_its_windows_do() -> None:
-    assert admission(ActiveBackpressure.OFF).may_pull(0.0, ahead_ms=100 * INTERVAL_MS)
-
-
 def test_off_never_waits() -> None:
     source = admission(ActiveBackpressure.OFF)
     source.on_triggered(id_(1), 0.0)

@@ -38,9 +38,9 @@ class Gate:
         return changes
 
 
-def test_a_constant_rate_gives_a_window_of_rate_times_target_and_then_nothing_changes() -> None:
+def test_a_constant_rate_gives_a_window_of_three_quarters_of_rate_times_target_and_then_nothing_changes() -> None:
     gate = Gate(A)
-    assert gate.period(drain=100.0, a=20_000) == [SetWindow(A, 100_000)]
+    assert gate.period(drain=100.0, a=20_000) == [SetWindow(A, 75_000)]
     assert [gate.period(drain=100.0, a=20_000) for _ in range(50)] == [[]] * 50
 
 
@@ -55,7 +55,7 @@ def test_unequal_channels_share_what_is_left_beside_a_slice_for_each_by_their_ow
     gate = Gate(A, B, C)
     for _ in range(10):
         gate.period(drain=100.0, a=12_000, b=6_000, c=2_000)
-    rest_bytes = 100_000 - 3 * LEAST_BYTES
+    rest_bytes = 75_000 - 3 * LEAST_BYTES
     expected = {A: 0.6, B: 0.3, C: 0.1}
     assert gate.windows == {c: LEAST_BYTES + int(rest_bytes * share) for c, share in expected.items()}
 
@@ -64,11 +64,11 @@ def test_a_channel_that_takes_over_takes_its_share_of_the_window() -> None:
     gate = Gate(A, B)
     for _ in range(10):
         gate.period(drain=100.0, a=20_000)
-    assert gate.windows == {A: 99_000, B: LEAST_BYTES}
+    assert gate.windows == {A: 74_000, B: LEAST_BYTES}
     for _ in range(50):
         gate.period(drain=100.0, b=20_000)
     assert gate.windows[A] == pytest.approx(LEAST_BYTES, rel=0.25)
-    assert gate.windows[B] == pytest.approx(99_000, rel=0.25)
+    assert gate.windows[B] == pytest.approx(74_000, rel=0.25)
 
 
 def test_channels_that_deliver_in_turns_keep_their_windows() -> None:
@@ -128,5 +128,5 @@ def test_nothing_is_decided_before_the_period_is_over() -> None:
     gate.debloat.on_consumed(A, 20_000)
     assert gate.debloat.next_deadline_ms() == PERIOD_MS
     assert gate.debloat.on_time(PERIOD_MS - 1, drain_bytes_per_ms=100.0, slice_bytes=0) == []
-    assert gate.debloat.on_time(PERIOD_MS, drain_bytes_per_ms=100.0, slice_bytes=0) == [SetWindow(A, 100_000)]
+    assert gate.debloat.on_time(PERIOD_MS, drain_bytes_per_ms=100.0, slice_bytes=0) == [SetWindow(A, 75_000)]
     assert gate.debloat.next_deadline_ms() == 2 * PERIOD_MS

@@ -10,7 +10,7 @@ from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Wa
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
 from tidegate.protocol.barriers import Cut, TakeSnapshot
 from tidegate.protocol.channel_ranges import ReceiverRange
-from tidegate.protocol.debloat import PERIOD_MS, Debloat, WindowBounds
+from tidegate.protocol.debloat import PART_OF_TARGET, PERIOD_MS, Debloat, WindowBounds
 from tidegate.protocol.kinds import CheckpointKind, Guarantee
 from tidegate.protocol.switching import KNOWN_AFTER_MS, UNKNOWN_SPEED, StorageSpeed
 from tidegate.protocol.watermarks import Advance, BecomeIdle, ChannelWatermark
@@ -413,7 +413,7 @@ def test_debloating_changes_the_window_and_tells_the_sender() -> None:
     gate.on_time(PERIOD_MS, storage=UNKNOWN_SPEED)
     (grant,) = gate.grants
     expected_bytes = grant.window_bytes
-    assert expected_bytes == pytest.approx(8000 / PERIOD_MS * 1000, rel=0.2)
+    assert expected_bytes == pytest.approx(8000 / PERIOD_MS * 1000 * PART_OF_TARGET, rel=0.2)
     assert gate.grants == [Grant(A, Sequence(1), expected_bytes)]
     gate.grants.clear()
     consume(gate, 2000)

@@ -20,6 +20,7 @@ from tidegate.plan.physical import (
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
+from tidegate.protocol.windows import MostAhead
 from tidegate.worker.output import (
     GATHER_BYTES,
     GATHER_MS,
@@ -63,8 +64,11 @@ def values(sealed: Sealed) -> object:
     return sealed.element.rows.column(0).to_pylist() if isinstance(sealed.element, Batch) else sealed.element
 
 
-def make(link: Recorder, *, window_bytes: int = 1 << 20, next_sequence: int = 0) -> OutputChannel:
-    return OutputChannel(CHANNEL, INDEX, link, window_bytes=window_bytes, next_sequence=Sequence(next_sequence))
+def make(
+    link: Recorder, *, window_bytes: int = 1 << 20, next_sequence: int = 0, ahead: MostAhead | None = None
+) -> OutputChannel:
+    sequence = Sequence(next_sequence)
+    return OutputChannel(CHANNEL, INDEX, link, window_bytes=window_bytes, next_sequence=sequence, ahead=ahead)
 
 
 def sealed_rows(output: OutputChannel, *numbers: int) -> None:
@@ -290,14 +294,19 @@ def test_a_slice_to_channels_in_turn_may_emit_what_the_next_one_has_room_for() -
     assert output.room_bytes() == 1000 - full.in_flight_bytes()
 
 
-def test_how_long_the_receiver_will_work_is_known_once_it_has_granted_for_a_while() -> None:
-    output = make(Recorder())
-    sealed_rows(output, *range(40))
+def test_a_sender_that_may_be_so_far_ahead_has_no_room_when_the_receiver_has_as_much_work() -> None:
+    output = make(Recorder(), ahead=MostAhead(1000.0, unknown_bytes=150))
+    sealed_rows(output, *range(3))
+    assert output.has_room(), "120 bytes"
+    sealed_rows(output, 4)
+    assert not output.has_room()
     send_all(output)
-    assert output.drain_ms() == 0.0
-    for consumed in range(1, 5):
+    for consumed in range(1, 4):
         output.on_granted(Sequence(consumed), 1 << 20, 100.0 * consumed)
-    assert output.drain_ms() == pytest.approx(36 * 100.0)
+    sealed_rows(output, *range(8))
+    assert output.has_room(), "40 bytes take the receiver 100 ms: nine elements are in flight"
+    sealed_rows(output, 4)
+    assert not output.has_room()
 
 
 def test_a_full_window_still_lets_slices_of_some_size_through() -> None:

@@ -1,8 +1,7 @@
-"""Active backpressure: whether a source may pull, given the checkpoints that are under way and what it has in flight.
+"""Active backpressure: whether a source may pull, given the checkpoints that are under way.
 
-It bounds the data in front of a barrier to about one interval's: of the source's time while checkpoints are late, and
-of its receivers' work at any time. It owns no other reason to wait, and must never wait for a checkpoint that has
-settled: when in doubt, the source pulls.
+It bounds the data in front of a barrier to about one interval's. It owns no other reason to wait, and must never wait
+for a checkpoint that has settled: when in doubt, the source pulls.
 """
 
 import heapq
@@ -52,12 +51,9 @@ class SourceAdmission:
 
     # -- questions
 
-    def may_pull(self, now_ms: float, *, ahead_ms: float = 0.0) -> bool:
-        """Also where a pause begins and ends: a source that is not asked is not held up.
-
-        `ahead_ms`: how long its receivers will work on what it has in flight.
-        """
-        if self._is_an_interval_ahead(ahead_ms) or self._must_pause(now_ms):
+    def may_pull(self, now_ms: float) -> bool:
+        """Also where a pause begins and ends: a source that is not asked is not held up."""
+        if self._must_pause(now_ms):
             if self._paused_since_ms is None:
                 self._paused_since_ms = now_ms
             return False
@@ -72,10 +68,6 @@ class SourceAdmission:
         return self._ended_pauses_ms + max(0.0, now_ms - self._paused_since_ms)
 
     # -- decisions
-
-    def _is_an_interval_ahead(self, ahead_ms: float) -> bool:
-        """The next barrier would stand behind all of it, and nobody is kept from working meanwhile."""
-        return self._mode is not ActiveBackpressure.OFF and ahead_ms >= self._interval_ms
 
     def _must_pause(self, now_ms: float) -> bool:
         if not self._pending or len(self._pending) < self._max_concurrent:

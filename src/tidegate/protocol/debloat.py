@@ -22,6 +22,9 @@ SHARE_HALF_LIFE_MS: Final = 5 * PERIOD_MS
 # quarter of the target is less than anyone notices.
 LEAST_CHANGE: Final = 0.25
 
+# What a sender gathers and overdraws comes on top of the windows, and all of it together is to be worth the target.
+PART_OF_TARGET: Final = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class SetWindow:
@@ -65,7 +68,7 @@ class Debloat:
         self._weigh_shares(elapsed_ms)
         if drain_bytes_per_ms is None or not any(self._weights_bytes.values()):
             return []
-        return self._changes(drain_bytes_per_ms * self._target_ms, slice_bytes)
+        return self._changes(drain_bytes_per_ms * self._target_ms * PART_OF_TARGET, slice_bytes)
 
     def next_deadline_ms(self) -> float:
         return self._period_began_ms + PERIOD_MS

@@ -5,6 +5,7 @@ receiver has consumed, not a number of bytes: so both sides can never disagree a
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from tidegate.model.ids import Sequence
@@ -35,6 +36,20 @@ class SendWindow:
         """The receiver has processed everything below `consumed`."""
         while self._in_flight and self._in_flight[0][0] < consumed:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
+
+
+@dataclass(frozen=True, slots=True)
+class MostAhead:
+    """How much work a sender may lay before a receiver, beside the window: so much of the receiver's time.
+
+    `unknown_bytes`: as long as nobody knows how much that is.
+    """
+
+    most_ms: float
+    unknown_bytes: int
+
+    def limit_bytes(self, drain_bytes_per_ms: float | None) -> float:
+        return self.unknown_bytes if drain_bytes_per_ms is None else max(1.0, drain_bytes_per_ms * self.most_ms)
 
 
 # Also the sender's knowledge of how fast the receiver is must not be older, however large its window.

@@ -11,14 +11,15 @@ from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext, UserCode
 from tidegate.plan.nodes import JoinEventTime
 from tidegate.plan.physical import Edge, JobPlan, StreamJoinSpec, Vertex
-from tidegate.protocol.admission import SourceAdmission
+from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
 from tidegate.protocol.debloat import Debloat, WindowBounds
 from tidegate.protocol.rescale import connections
+from tidegate.protocol.windows import MostAhead
 from tidegate.state.heap import HeapBackend
 from tidegate.worker.gate import Gate, RecoveredWatermarks
 from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
 from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
-from tidegate.worker.settings import SlotSettings
+from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.task import Task, TaskListener
 
@@ -122,6 +123,14 @@ class TaskBuilder:
             event_time_of={edge.id: edge.event_time_of for edge in edges if edge.event_time_of is not None},
         )
 
+    def _most_ahead(self, sender: VertexId) -> MostAhead | None:
+        """Active backpressure: the next barrier would stand behind all that a source sends."""
+        settings = self.settings
+        is_source = settings.plan.vertices[sender].source is not None
+        if not is_source or settings.active_backpressure is ActiveBackpressure.OFF:
+            return None
+        return MostAhead(settings.checkpoint_interval_ms, unknown_bytes=START_WINDOW_BYTES)
+
     def _window_bounds(self, receiver: VertexId) -> dict[int, WindowBounds]:
         """By slot. Both ends of a channel work it out for themselves, and begin with the same window."""
         edges = {edge.id for edge in self.settings.plan.edges if edge.receiver == receiver}
@@ -141,6 +150,7 @@ class TaskBuilder:
                 self.links[SlotIndex(channel.receiver)],
                 window_bytes=bounds[channel.receiver].start_bytes,
                 next_sequence=self.restore.next_sequences.get(channel, Sequence(0)),
+                ahead=self._most_ahead(edge.sender),
             )
             for index, channel in enumerate(self.table)
             if channel.edge == edge.id and channel.sender == self.slot

@@ -27,7 +27,7 @@ from tidegate.protocol.barriers import Cut
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.switching import DrainRate, StorageSpeed, should_switch_now
-from tidegate.protocol.windows import SendWindow
+from tidegate.protocol.windows import MostAhead, SendWindow
 
 # Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it.
 GATHER_BYTES = 128 << 10
@@ -66,12 +66,20 @@ class HeldCapture:
 
 class OutputChannel:
     def __init__(
-        self, channel: ChannelId, index: int, link: Link, *, window_bytes: int, next_sequence: Sequence
+        self,
+        channel: ChannelId,
+        index: int,
+        link: Link,
+        *,
+        window_bytes: int,
+        next_sequence: Sequence,
+        ahead: MostAhead | None = None,
     ) -> None:
         self.channel = channel
         self._index = index
         self._link = link
         self.window_bytes = window_bytes
+        self._ahead = ahead
         self._gather_bytes = _gather_bytes(window_bytes)
         self._window = SendWindow(window_bytes)
         self._cuts = ChannelCuts(first_unsent=next_sequence)
@@ -90,19 +98,20 @@ class OutputChannel:
     # -- rows
 
     def has_room(self) -> bool:
-        return self._window.has_room()
+        return self._window.has_room() and (self._ahead is None or self.in_flight_bytes() < self._limit_bytes())
 
     def in_flight_bytes(self) -> int:
         return self._window.in_flight_bytes + self._gathered_bytes
 
     def room_bytes(self) -> float:
         """What the next slice may put in; never less than a part of the window, because slices must not be tiny."""
-        return max(self.window_bytes * _LEAST_ROOM, self.window_bytes - self.in_flight_bytes())
+        limit_bytes = self._limit_bytes()
+        return max(limit_bytes * _LEAST_ROOM, limit_bytes - self.in_flight_bytes())
 
-    def drain_ms(self) -> float:
-        """How long the receiver will work on what is in flight, by what it has granted lately; 0 if that is unknown."""
-        rate = self._drain.bytes_per_ms
-        return self.in_flight_bytes() / rate if rate else 0.0
+    def _limit_bytes(self) -> float:
+        if self._ahead is None:
+            return self.window_bytes
+        return min(self.window_bytes, self._ahead.limit_bytes(self._drain.bytes_per_ms))
 
     def gather(self, rows: pa.RecordBatch, now_ms: float) -> None:
         if not self._gathered:
@@ -300,9 +309,6 @@ class TaskOutput:
                 channel.emitted_bytes /= 2
             total_bytes /= 2
         return min(edge.room_bytes(total_bytes) for edge in self._edges)
-
-    def drain_ms(self) -> float:
-        return max(channel.drain_ms() for channel in self.channels)
 
     def in_flight_bytes(self) -> int:
         return sum(channel.in_flight_bytes() for channel in self.channels)

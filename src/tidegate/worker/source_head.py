@@ -43,11 +43,11 @@ class SourceHead:
         while isinstance(self._able, WrapsReader):
             self._able = self._able.wrapped
 
-    def poll(self, max_rows: int, now_ms: float, *, ahead_ms: float = 0.0) -> Polled | None:
-        """None if it may not be asked now. `ahead_ms`: see `SourceAdmission.may_pull`."""
+    def poll(self, max_rows: int, now_ms: float) -> Polled | None:
+        """None if it may not be asked now."""
         if now_ms < self._retry_at_ms or self._suspended_by is not None:
             return None
-        self._is_paused = not self.admission.may_pull(now_ms, ahead_ms=ahead_ms)
+        self._is_paused = not self.admission.may_pull(now_ms)
         if self._is_paused:
             return None
         polled = self.reader.poll(max_rows)

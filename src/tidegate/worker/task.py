@@ -263,8 +263,7 @@ class Task:
         return False
 
     def _step_source(self, source: SourceHead, now_ms: float) -> bool:
-        ahead_ms = 0.0 if self.output is None else self.output.drain_ms()
-        match source.poll(self._slice_rows(), now_ms, ahead_ms=ahead_ms):
+        match source.poll(self._slice_rows(), now_ms):
             case Rows(rows, watermark_ms):
                 self._process(self._first, rows, now_ms)
                 if watermark_ms is not None:
