@@ -80,7 +80,6 @@ class OutputChannel:
         self._link = link
         self.window_bytes = window_bytes
         self._ahead = ahead
-        self._gather_bytes = _gather_bytes(window_bytes)
         self._window = SendWindow(window_bytes)
         self._cuts = ChannelCuts(first_unsent=next_sequence)
         self._next = next_sequence
@@ -93,6 +92,7 @@ class OutputChannel:
         self._held: dict[CheckpointId, HeldCapture] = {}
         self._drain = DrainRate()
         self._drained_at_ms: float | None = None
+        self._gather_bytes = _gather_bytes(int(self._limit_bytes()))
         self.emitted_bytes = 0.0  # the past fading, see `TaskOutput.room_bytes`
 
     # -- rows
@@ -144,6 +144,8 @@ class OutputChannel:
             return
         pieces, self._gathered = self._gathered, []
         size_bytes, self._gathered_bytes = self._gathered_bytes, 0
+        if not self._window.in_flight_bytes:
+            self._drained_at_ms = self._gathered_since_ms  # from here on the receiver has something to do
         rows = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         self._enqueue(Batch(rows), size_bytes + MARKER_BYTES)
 
@@ -161,7 +163,7 @@ class OutputChannel:
         if window_bytes != self.window_bytes:
             self.window_bytes = window_bytes
             self._window.resize(window_bytes)
-            self._gather_bytes = _gather_bytes(window_bytes)
+        self._gather_bytes = _gather_bytes(int(self._limit_bytes()))
 
     def send_one(self) -> bool:
         """Hand over the next element if the link takes it; true if it did."""
