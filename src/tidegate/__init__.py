@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidegate.api.async_map import async_map
     from tidegate.api.connect import connect
     from tidegate.api.nexmark import NexmarkDataSource
+    from tidegate.api.profiles import profiles
     from tidegate.api.query import StreamingQuery
     from tidegate.api.query import active_queries as queries
     from tidegate.api.writer import DataStreamWriter, writeStream
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "async_map",
     "connect",
+    "profiles",
     "queries",
     "writeStream",
 ]
@@ -51,6 +53,7 @@ _HOMES = {
     "WhyReport": ("tidegate.protocol.why", "WhyReport"),
     "async_map": ("tidegate.api.async_map", "async_map"),
     "connect": ("tidegate.api.connect", "connect"),
+    "profiles": ("tidegate.api.profiles", "profiles"),
     "queries": ("tidegate.api.query", "active_queries"),
     "writeStream": ("tidegate.api.writer", "writeStream"),
 }

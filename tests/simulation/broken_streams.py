@@ -17,6 +17,7 @@ from tidegate.protocol.barriers import CaptureArrival, GateBarriers, TakeSnapsho
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.finished import TaskEnd
 from tidegate.protocol.phases import RecoveryPhases
+from tidegate.protocol.switching import StorageSpeed
 from tidegate.protocol.watermarks import GateWatermarks
 from tidegate.state.heap import HeapState
 from tidegate.storage import layout
@@ -184,9 +185,9 @@ def forgets_what_the_sender_captured(patch: Patch) -> None:
 def captures_on_neither_side_after_a_switch(patch: Patch) -> None:
     original = OutputChannel.on_time
 
-    def on_time(self: OutputChannel, now_ms: float, *, storage_bytes_per_ms: float | None) -> None:
+    def on_time(self: OutputChannel, now_ms: float, *, storage: StorageSpeed) -> None:
         before = set(self._held)
-        original(self, now_ms, storage_bytes_per_ms=storage_bytes_per_ms)
+        original(self, now_ms, storage=storage)
         for checkpoint in self._held.keys() - before:
             self._held[checkpoint] = replace(self._held[checkpoint], elements=())
 

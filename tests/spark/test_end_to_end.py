@@ -117,7 +117,10 @@ def test_the_query_tells_what_it_does(spark: SparkSession, tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert "Spark's optimised plan" in shown and "Tidegate runs" in shown and "every 100 ms" in shown
     writer.explain()
-    assert "2 slots" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2 slots" in shown and "Warning" not in shown
+    writer.option("source.activeBackpressure", "false").explain()
+    assert "Warning: While checkpoints are late, sources read on" in capsys.readouterr().out
     query.stop()
     assert query.checkpoints, "the history can be read after the end"
 

@@ -101,7 +101,8 @@ def test_a_source_without_a_connector_waits_while_too_much_is_staged_and_what_is
     df = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5000).option("numPartitions", 1).load()
     counted = df.selectExpr("value % 7 as k", "value").groupBy("k").sum("value")
     query = writer(counted, tmp_path).outputMode("update").format("noop").option("path", None)
-    running = query.option("ingest.maxStaged", "64KiB").option("checkpoint.retained", 1).start()
+    query = query.option("ingest.maxStaged", "64KiB").option("checkpoint.retained", 1)
+    running = query.option("maxRowsPerSecond", 1_000_000).start()  # commits reach the staging behind the limit too
     batches = staging(tmp_path) / "batches"
     sizes = []
 
@@ -111,7 +112,11 @@ def test_a_source_without_a_connector_waits_while_too_much_is_staged_and_what_is
         return len(newest) > 0 and max(newest) >= 12 and min(newest) > 3
 
     until(look)
+    progress = running.lastProgress
     running.stop()
+    assert progress is not None
+    (ingest,) = progress["ingest"]
+    assert ingest["name"].endswith("source-0") and ingest["stagedBytes"] >= 0 and ingest["pausedMs"] >= 0
     # Three batches of some 40 KiB: two may be needed by what is retained, one is on its way.
     assert max(sizes) < 8 * 64 * 1024
 

@@ -146,6 +146,21 @@ def test_a_file_of_which_less_than_half_is_alive_is_left_behind() -> None:
     assert len(encoded.new_pieces) == 1
 
 
+def test_an_emptying_file_is_kept_while_half_of_all_that_is_referred_to_is_needed() -> None:
+    """Else a queue that moves on file by file would be written again and again."""
+    newer = SharedFile("shared/newer", 100, 0)
+    known = KnownElements()
+    old = [(CHANNEL, Sequence(s), StoredAt(FILE, 0, 50 * s, 50)) for s in range(4)]
+    new = [(CHANNEL, Sequence(s), StoredAt(newer, 0, 50 * s, 50)) for s in (4, 5)]
+    known.replace([*old, *new])
+    encoded = encode([captured(element(3), element(4), element(5))], known)
+    assert encoded.new_pieces == []
+    assert {file.path for file in encoded.reused} == {FILE.path, newer.path}
+    encoded = encode([captured(element(3), element(4))], known)
+    assert [file.path for file in encoded.reused] == [newer.path], "100 of 300 bytes: the emptiest is left behind"
+    assert len(encoded.new_pieces) == 1
+
+
 def test_how_much_of_a_file_is_alive_is_measured_from_when_it_was_first_known() -> None:
     known = known_of((1, 0, 50), (2, 0, 50), (3, 0, 50), (4, 0, 50))
     for alive in ([3, 4], [4]):

@@ -140,3 +140,18 @@ def test_the_command_fails_when_something_must_be_mended(monkeypatch: pytest.Mon
     result = CliRunner().invoke(app, ["doctor", "--spark"])
     assert result.exit_code == 1
     assert "No Java found" in result.output
+
+
+def test_sources_that_read_on_while_checkpoints_are_late_are_warned_of() -> None:
+    settings = {"spark.tidegate.source.activeBackpressure": "false", "spark.tidegate.checkpoint.timeout": "5m"}
+    found = finding(dataclasses.replace(HEALTHY, spark_settings=settings), "options")
+    assert found.status is Status.WARN
+    assert "the data of 29 intervals" in found.detail
+    assert found.remedy == "set spark.tidegate.source.activeBackpressure to true"
+
+
+def test_a_wrong_option_of_the_session_is_to_be_mended() -> None:
+    settings = {"spark.tidegate.checkpoint.intervall": "5m"}
+    found = finding(dataclasses.replace(HEALTHY, spark_settings=settings), "options")
+    assert found.status is Status.FIX
+    assert "checkpoint.interval" in found.detail

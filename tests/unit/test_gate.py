@@ -10,9 +10,9 @@ from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Wa
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
 from tidegate.protocol.barriers import Cut, TakeSnapshot
 from tidegate.protocol.channel_ranges import ReceiverRange
-from tidegate.protocol.debloat import PERIOD_MS, Debloat
+from tidegate.protocol.debloat import PART_OF_TARGET, PERIOD_MS, Debloat, WindowBounds
 from tidegate.protocol.kinds import CheckpointKind, Guarantee
-from tidegate.protocol.switching import KNOWN_AFTER_MS
+from tidegate.protocol.switching import KNOWN_AFTER_MS, UNKNOWN_SPEED, StorageSpeed
 from tidegate.protocol.watermarks import Advance, BecomeIdle, ChannelWatermark
 from tidegate.worker.gate import (
     Arrived,
@@ -30,6 +30,8 @@ A = ChannelId(EdgeId(0), 0, 0)
 B = ChannelId(EdgeId(0), 1, 0)
 NEW = RecoveredChannel((), Sequence(0))
 ONE = CheckpointId(1)
+QUICK = StorageSpeed(stored_bytes=1000, storing_ms=1.0)
+SLOW = StorageSpeed(stored_bytes=10, storing_ms=1000.0)
 
 
 def rows(*values: int) -> Batch:
@@ -68,6 +70,12 @@ def arrive(
 def barrier(gate: Gate, channel: ChannelId, before: int) -> "list[TakeSnapshot | ClosedCapture]":
     return gate.on_barrier(
         channel, ONE, before=Sequence(before), age_ms=0.0, switch_after_ms=gate.switch_after_ms, now_ms=0.0
+    )
+
+
+def barrier_at(gate: Gate, channel: ChannelId, before: int, *, now_ms: float) -> "list[TakeSnapshot | ClosedCapture]":
+    return gate.on_barrier(
+        channel, ONE, before=Sequence(before), age_ms=0.0, switch_after_ms=gate.switch_after_ms, now_ms=now_ms
     )
 
 
@@ -394,15 +402,18 @@ def test_the_trigger_takes_the_snapshot_of_a_gate_whose_senders_have_finished() 
 
 def test_debloating_changes_the_window_and_tells_the_sender() -> None:
     most_bytes = 1 << 20
-    debloat = Debloat(target_ms=1000.0, least_bytes=1000, most_bytes=most_bytes, channels=[A], now_ms=0.0)
+    bounds = WindowBounds(least_bytes=1000, start_bytes=most_bytes, most_bytes=most_bytes, most_total_bytes=most_bytes)
+    debloat = Debloat(target_ms=1000.0, bounds=bounds, channels=[A], now_ms=0.0)
     gate = make(None, A, window_bytes=most_bytes, debloat=debloat)
     arrive(gate, A, 0, rows(*range(1000)))
     arrive(gate, A, 1, rows(*range(1000)))
     consume(gate, 2000)
-    gate.on_time(PERIOD_MS - 1, storage_bytes_per_ms=None)
+    gate.on_time(PERIOD_MS - 1, storage=UNKNOWN_SPEED)
     assert gate.grants == []
-    gate.on_time(PERIOD_MS, storage_bytes_per_ms=None)
-    expected_bytes = round(8000 / PERIOD_MS * 1000)
+    gate.on_time(PERIOD_MS, storage=UNKNOWN_SPEED)
+    (grant,) = gate.grants
+    expected_bytes = grant.window_bytes
+    assert expected_bytes == pytest.approx(8000 / PERIOD_MS * 1000 * PART_OF_TARGET, rel=0.2)
     assert gate.grants == [Grant(A, Sequence(1), expected_bytes)]
     gate.grants.clear()
     consume(gate, 2000)
@@ -428,20 +439,59 @@ def _waiting_gate(switch_after_ms: float | None, *, behind_the_barrier: bool) ->
 
 def test_a_checkpoint_switches_early_when_its_queue_cannot_drain_in_time_and_storage_is_quick() -> None:
     gate = _waiting_gate(1000.0, behind_the_barrier=False)
-    assert gate.on_time(1.0, storage_bytes_per_ms=None) == []
-    assert gate.on_time(1.0, storage_bytes_per_ms=0.01) == []
-    assert gate.on_time(1.0, storage_bytes_per_ms=1000.0) == [TakeSnapshot(ONE, CheckpointKind.SWITCHED, 1.0, 1000.0)]
+    assert gate.on_time(1.0, storage=UNKNOWN_SPEED) == []
+    assert gate.on_time(1.0, storage=SLOW) == []
+    assert gate.on_time(1.0, storage=QUICK) == [TakeSnapshot(ONE, CheckpointKind.SWITCHED, 1.0, 1000.0)]
+
+
+@pytest.mark.parametrize(("before", "switches"), [(2, False), (50, True)])
+def test_what_stands_before_the_barrier_and_is_not_here_yet_counts_like_what_is(before: int, switches: bool) -> None:
+    """80 bytes are here, and drain at 0.8 bytes per ms: all that is missing does not make it in time."""
+    gate = make(1000.0, A)
+    for sequence in range(2):
+        arrive(gate, A, sequence, rows(*range(10)))
+    piece = gate.next_slice(10)
+    assert piece is not None
+    gate.consumed(piece, 0.0, elapsed_ms=KNOWN_AFTER_MS)
+    barrier(gate, A, before)
+    assert bool(gate.on_time(1.0, storage=QUICK)) is switches
+
+
+def test_time_behind_other_tasks_and_for_room_in_the_output_counts_as_draining() -> None:
+    """Each batch takes a millisecond of work, and a hundred to get its turn: ten of them do not make it."""
+    gate = make(1000.0, A)
+    for sequence in range(30):
+        arrive(gate, A, sequence, rows(*range(10)))
+    for turn in range(1, 6):
+        piece = gate.next_slice(10)
+        assert piece is not None
+        gate.consumed(piece, turn * 100.0, elapsed_ms=1.0)
+    barrier(gate, A, 30)
+    assert gate.on_time(501.0, storage=QUICK) == [TakeSnapshot(ONE, CheckpointKind.SWITCHED, 501.0, 1000.0)]
+
+
+def test_time_without_input_does_not_count_as_draining() -> None:
+    gate = make(1000.0, A)
+    for turn in range(5):
+        gate.on_arrival(A, arrived(turn, rows(*range(10))), turn * 1000.0)
+        piece = gate.next_slice(10)
+        assert piece is not None
+        gate.consumed(piece, turn * 1000.0 + 20.0, elapsed_ms=20.0)
+    for sequence in range(5, 25):
+        gate.on_arrival(A, arrived(sequence, rows(*range(10))), 5000.0)
+    assert barrier_at(gate, A, 25, now_ms=5000.0) == []
+    assert gate.on_time(5001.0, storage=QUICK) == [], "20 batches of 20 ms drain within the second"
 
 
 def test_a_checkpoint_that_must_stay_aligned_does_not_switch_however_dear_waiting_is() -> None:
     gate = _waiting_gate(None, behind_the_barrier=False)
-    assert gate.on_time(1.0, storage_bytes_per_ms=1000.0) == []
+    assert gate.on_time(1.0, storage=QUICK) == []
 
 
 @pytest.mark.parametrize("now_ms", [1.0, 400.0])
 def test_what_waits_behind_the_barrier_does_not_make_waiting_dear(now_ms: float) -> None:
     gate = _waiting_gate(1000.0, behind_the_barrier=True)
-    assert gate.on_time(now_ms, storage_bytes_per_ms=1000.0) == []
+    assert gate.on_time(now_ms, storage=QUICK) == []
 
 
 # -- any interleaving
@@ -496,7 +546,7 @@ class GateExchange(Exchange):
         self.gate.on_abort(id)
 
     def pass_time(self) -> None:
-        self.perform(self.gate.on_time(self.now_ms, storage_bytes_per_ms=None))
+        self.perform(self.gate.on_time(self.now_ms, storage=UNKNOWN_SPEED))
 
     def consume(self, channel: ChannelId) -> None:
         """Whatever channel is asked for: the gate has an order of its own."""

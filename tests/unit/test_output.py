@@ -19,6 +19,8 @@ from tidegate.plan.physical import (
 )
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
+from tidegate.protocol.windows import MostAhead
 from tidegate.worker.output import (
     GATHER_BYTES,
     GATHER_MS,
@@ -62,8 +64,11 @@ def values(sealed: Sealed) -> object:
     return sealed.element.rows.column(0).to_pylist() if isinstance(sealed.element, Batch) else sealed.element
 
 
-def make(link: Recorder, *, window_bytes: int = 1 << 20, next_sequence: int = 0) -> OutputChannel:
-    return OutputChannel(CHANNEL, INDEX, link, window_bytes=window_bytes, next_sequence=Sequence(next_sequence))
+def make(
+    link: Recorder, *, window_bytes: int = 1 << 20, next_sequence: int = 0, ahead: MostAhead | None = None
+) -> OutputChannel:
+    sequence = Sequence(next_sequence)
+    return OutputChannel(CHANNEL, INDEX, link, window_bytes=window_bytes, next_sequence=sequence, ahead=ahead)
 
 
 def sealed_rows(output: OutputChannel, *numbers: int) -> None:
@@ -200,18 +205,20 @@ def test_an_aligned_barrier_switches_at_its_deadline_and_captures_what_is_left_b
     sealed_rows(output, 3)
     output.send_one()
     assert output.switch_deadline_ms() == 80.0
-    output.on_time(79.0, storage_bytes_per_ms=None)
+    output.on_time(79.0, storage=UNKNOWN_SPEED)
     assert not output.is_decided(ONE)
-    output.on_time(80.0, storage_bytes_per_ms=None)
+    output.on_time(80.0, storage=UNKNOWN_SPEED)
     assert link.sent[-1] == CutSent(INDEX, ONE, Sequence(1), Sequence(2))
     held = output.take_held(ONE)
     assert held is not None
     assert [values(s) for s in held.elements] == [[2]]
 
 
-@pytest.mark.parametrize(("storage_bytes_per_ms", "is_cut"), [(1e6, True), (None, False), (1e-9, False)])
+@pytest.mark.parametrize(
+    ("storage", "is_cut"), [(StorageSpeed(1000, 1.0), True), (UNKNOWN_SPEED, False), (StorageSpeed(1, 1e9), False)]
+)
 def test_an_aligned_barrier_switches_early_if_the_receiver_is_slow_and_storage_can_take_what_waits(
-    storage_bytes_per_ms: float | None, is_cut: bool
+    storage: StorageSpeed, is_cut: bool
 ) -> None:
     output = make(Recorder(accepts=3))
     sealed_rows(output, *range(40))
@@ -219,7 +226,7 @@ def test_an_aligned_barrier_switches_early_if_the_receiver_is_slow_and_storage_c
     for consumed in (1, 2):
         output.on_granted(Sequence(consumed), 1 << 20, 1000.0 * consumed)
     barrier(output, ONE, ALIGNED, 4000.0)
-    output.on_time(2001.0, storage_bytes_per_ms=storage_bytes_per_ms)
+    output.on_time(2001.0, storage=storage)
     assert output.is_decided(ONE) is is_cut
 
 
@@ -267,6 +274,45 @@ def test_rows_of_one_key_always_go_to_the_same_channel_and_none_is_lost() -> Non
 
 def _elements(link: Recorder) -> "list[tuple[int, int, object]]":
     return [item for item in link.sent if isinstance(item, tuple)]
+
+
+def test_a_slice_may_emit_what_every_channel_has_room_for_by_its_share() -> None:
+    hot, cold = make(Recorder(), window_bytes=1000), make(Recorder(), window_bytes=100_000)
+    output = TaskOutput([edge([hot, cold], HashPartitioning(1))])
+    hot.gather(rows(*range(90)), 0.0)
+    cold.gather(rows(*range(10)), 0.0)
+    hot.on_granted(Sequence(9), 1000, 0.0)
+    assert output.room_bytes() == pytest.approx((1000 - hot.in_flight_bytes()) / 0.9)
+
+
+def test_a_slice_to_channels_in_turn_may_emit_what_the_next_one_has_room_for() -> None:
+    full, empty = make(Recorder(), window_bytes=1000), make(Recorder(), window_bytes=1000)
+    output = TaskOutput([edge([full, empty], RebalancePartitioning())])
+    output.emit(rows(*range(50)), 0.0)
+    assert output.room_bytes() == 1000
+    output.emit(rows(*range(50)), 0.0)
+    assert output.room_bytes() == 1000 - full.in_flight_bytes()
+
+
+def test_a_sender_that_may_be_so_far_ahead_has_no_room_when_the_receiver_has_as_much_work() -> None:
+    output = make(Recorder(), ahead=MostAhead(1000.0, unknown_bytes=150))
+    sealed_rows(output, *range(3))
+    assert output.has_room(), "120 bytes"
+    sealed_rows(output, 4)
+    assert not output.has_room()
+    send_all(output)
+    for consumed in range(1, 4):
+        output.on_granted(Sequence(consumed), 1 << 20, 100.0 * consumed)
+    sealed_rows(output, *range(8))
+    assert output.has_room(), "40 bytes take the receiver 100 ms: nine elements are in flight"
+    sealed_rows(output, 4)
+    assert not output.has_room()
+
+
+def test_a_full_window_still_lets_slices_of_some_size_through() -> None:
+    output = make(Recorder(), window_bytes=800)
+    output.gather(rows(*range(99)), 0.0)
+    assert output.room_bytes() == 100
 
 
 def test_a_task_has_room_when_every_channel_has() -> None:
@@ -392,7 +438,7 @@ def test_a_task_is_decided_and_has_room_only_if_every_edge_is() -> None:
     stuck, free = Recorder(accepts=0), Recorder()
     one, other = make(stuck, window_bytes=1), make(free, window_bytes=1000)
     output = TaskOutput([edge([one], ForwardPartitioning()), edge([other], ForwardPartitioning())])
-    assert output.window_bytes() == 1001
+    assert output.room_bytes() == 1001
     output.emit(rows(1), 0.0)
     assert not output.has_room()
     assert output.in_flight_bytes() == 8 + MARKER_BYTES + 8
@@ -401,7 +447,7 @@ def test_a_task_is_decided_and_has_room_only_if_every_edge_is() -> None:
     send_all(other)
     assert not output.is_decided(ONE)
     assert list(output.deadlines_ms()) == [80.0]
-    one.on_time(80.0, storage_bytes_per_ms=None)
+    one.on_time(80.0, storage=UNKNOWN_SPEED)
     assert output.is_decided(ONE)
     (held,) = output.take_held(ONE)
     assert [values(sealed) for sealed in held.elements] == [[1]]

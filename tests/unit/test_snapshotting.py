@@ -1,8 +1,10 @@
 """A slot's part of a checkpoint: gathered, encoded, uploaded, acknowledged; and read back as it was."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -27,9 +29,10 @@ from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, Vertex
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
-from tidegate.storage.store import Data, LocalFiles, Store
+from tidegate.storage.store import Data, LocalFiles, Store, pieces_of
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.simulation.world import SimBackground
 from tidegate.worker.gate import CapturedElement, ReceivedCapture
@@ -376,9 +379,9 @@ class SlowFiles(LocalFiles):
 def test_the_speed_of_storage_counts_all_that_was_stored_and_nothing_but_storing(tmp_path: Path) -> None:
     clock = ManualClock()
     slot = Slot(SlowFiles(tmp_path, clock), clock=clock)
+    assert slot.snapshots.storage_speed() == UNKNOWN_SPEED
     slot.take(ONE)
     slot.upload()
-    assert slot.snapshots.storage_bytes_per_ms() is None, "a small file says how long a call takes"
     slot.trigger(TWO)
     slot.snapshot(SOURCE, TWO)
     slot.snapshot(SINK, TWO, Prepared([], lambda: slot.clock.advance(1000.0)))
@@ -388,7 +391,33 @@ def test_the_speed_of_storage_counts_all_that_was_stored_and_nothing_but_storing
     ack = slot.said[1]
     assert isinstance(ack, Acknowledge)
     (channels,) = ack.shared
-    assert slot.snapshots.storage_bytes_per_ms() == (ack.length + channels.length) / 20.0
+    assert slot.snapshots.storage_speed() == StorageSpeed(ack.length + channels.length, 20.0)
+
+
+@dataclass(slots=True)
+class SlowFile:
+    """Something happens when the second piece of a file is asked for; counts the pieces that were taken after that."""
+
+    meanwhile: Callable[[], None]
+    pieces_after: int = 0
+
+    def put(self, path: str, data: Data) -> None:
+        for number, _ in enumerate(pieces_of(data)):
+            if number == 0:
+                self.meanwhile()
+            else:
+                self.pieces_after += 1
+
+
+def test_an_upload_ends_in_its_midst_when_its_checkpoint_is_aborted_and_nobody_hears_of_it() -> None:
+    store = SlowFile(lambda: slot.snapshots.on_abort(ONE))
+    slot = Slot(cast(Store, store))
+    slot.take(ONE)
+    slot.upload()
+    assert store.pieces_after == 0
+    assert slot.said == []
+    assert not slot.snapshots.has_work()
+    assert slot.snapshots._assemblies == {}
 
 
 # -- finished tasks

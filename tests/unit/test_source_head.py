@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pytest
 
-from tidegate.connectors.contract import NothingNow, Polled, Rows
+from tidegate.connectors.contract import NothingNow, Polled, Rows, SourceReader
+from tidegate.connectors.limited import LimitedReader
+from tidegate.model.ids import CheckpointId
 from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.source_head import SourceHead
 
 ROWS = pa.RecordBatch.from_pydict({"v": [1]})
@@ -58,6 +62,51 @@ def test_a_loop_that_stood_still_hears_of_its_splits_before_its_source_becomes_i
     assert not head.becomes_idle(7001.0)
 
 
-def _head() -> SourceHead:
+def _head(reader: SourceReader | None = None) -> SourceHead:
     admission = SourceAdmission(ActiveBackpressure.OFF, interval_ms=1000.0, max_concurrent=1, now_ms=0.0)
-    return SourceHead(Splits(), admission, idle_after_ms=1000.0)
+    return SourceHead(reader or Splits(), admission, idle_after_ms=1000.0)
+
+
+class Following(Splits):
+    """Remembers what it was told, and tells where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int]] = []
+
+    def on_checkpoint_triggered(self, checkpoint: CheckpointId) -> None:
+        self.told.append(("triggered", checkpoint))
+
+    def on_checkpoint_completed(self, checkpoint: CheckpointId) -> None:
+        self.told.append(("completed", checkpoint))
+
+    def on_checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
+        self.told.append(("aborted", checkpoint))
+
+    def position(self) -> bytes:
+        return b"here"
+
+    def is_amid_batch(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_a_reader_that_follows_checkpoints_hears_of_them_also_behind_a_limit(is_limited: bool) -> None:
+    reader = Following()
+    head = _head(LimitedReader(reader, rows_per_s=1.0, clock=ManualClock()) if is_limited else reader)
+    head.on_triggered(CheckpointId(1), 0.0, suspends=False)
+    head.on_completed(CheckpointId(1))
+    head.on_triggered(CheckpointId(2), 0.0, suspends=False)
+    head.on_abort(CheckpointId(2))
+    assert reader.told == [("triggered", 1), ("completed", 1), ("triggered", 2), ("aborted", 2)]
+    assert head.position() == b"here"
+    assert head.holds_event_time()
+
+
+def test_a_plain_reader_need_not_follow_checkpoints() -> None:
+    head = _head()
+    head.on_triggered(CheckpointId(1), 0.0, suspends=False)
+    head.on_completed(CheckpointId(1))
+    head.on_abort(CheckpointId(2))
+    assert head.position() is None
+    assert not head.holds_event_time()

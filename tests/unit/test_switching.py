@@ -4,51 +4,62 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.protocol.switching import DRAIN_MARGIN, KNOWN_AFTER_MS, RATE_HALF_LIFE_MS, DrainRate, should_switch_now
+from tidegate.protocol.switching import (
+    DRAIN_MARGIN,
+    KNOWN_AFTER_MS,
+    RATE_HALF_LIFE_MS,
+    UNKNOWN_SPEED,
+    DrainRate,
+    StorageSpeed,
+    should_switch_now,
+)
+
+QUICK = StorageSpeed(stored_bytes=1 << 20, storing_ms=10.0)
+
+
+def storing(bytes_per_ms: float) -> StorageSpeed:
+    """Seen with an upload so small that only the rate counts."""
+    return StorageSpeed(1, 1 / bytes_per_ms) if bytes_per_ms else StorageSpeed(1, float("inf"))
 
 
 def test_a_queue_that_cannot_drain_in_time_switches_when_storing_is_quicker() -> None:
-    assert should_switch_now(queued_bytes=10_000, drain_bytes_per_ms=1.0, storage_bytes_per_ms=100.0, left_ms=900.0)
+    assert should_switch_now(queued_bytes=10_000, drain_bytes_per_ms=1.0, storage=QUICK, left_ms=900.0)
 
 
 def test_a_queue_that_drains_in_time_stays_aligned() -> None:
-    assert not should_switch_now(queued_bytes=500, drain_bytes_per_ms=1.0, storage_bytes_per_ms=100.0, left_ms=900.0)
+    assert not should_switch_now(queued_bytes=500, drain_bytes_per_ms=1.0, storage=QUICK, left_ms=900.0)
 
 
-@pytest.mark.parametrize(("drain_ms", "switches"), [(1000, False), (1500, False), (2000, False), (2001, True)])
-def test_draining_must_look_twice_as_long_as_what_is_left(drain_ms: int, switches: bool) -> None:
-    assert DRAIN_MARGIN == 2
-    decided = should_switch_now(
-        queued_bytes=drain_ms, drain_bytes_per_ms=1.0, storage_bytes_per_ms=100.0, left_ms=1000.0
-    )
+@pytest.mark.parametrize(("drain_ms", "switches"), [(1000, False), (1250, False), (1251, True), (2000, True)])
+def test_draining_must_look_a_quarter_longer_than_what_is_left(drain_ms: int, switches: bool) -> None:
+    assert DRAIN_MARGIN == 1.25
+    decided = should_switch_now(queued_bytes=drain_ms, drain_bytes_per_ms=1.0, storage=QUICK, left_ms=1000.0)
     assert decided is switches
 
 
 @pytest.mark.parametrize(("storage_bytes_per_ms", "switches"), [(0.0, False), (0.5, False), (1.0, False), (1.1, True)])
 def test_storage_that_is_no_quicker_than_draining_stays_aligned(storage_bytes_per_ms: float, switches: bool) -> None:
     decided = should_switch_now(
-        queued_bytes=10_000, drain_bytes_per_ms=1.0, storage_bytes_per_ms=storage_bytes_per_ms, left_ms=1.0
+        queued_bytes=10_000, drain_bytes_per_ms=1.0, storage=storing(storage_bytes_per_ms), left_ms=1.0
     )
     assert decided is switches
 
 
-@pytest.mark.parametrize(("drain", "storage"), [(None, 100.0), (1.0, None), (None, None)])
-def test_an_unknown_rate_never_switches(drain: float | None, storage: float | None) -> None:
-    assert not should_switch_now(
-        queued_bytes=1 << 40, drain_bytes_per_ms=drain, storage_bytes_per_ms=storage, left_ms=0.0
-    )
+@pytest.mark.parametrize(("drain", "storage"), [(None, QUICK), (1.0, UNKNOWN_SPEED), (None, UNKNOWN_SPEED)])
+def test_an_unknown_rate_never_switches(drain: float | None, storage: StorageSpeed) -> None:
+    assert not should_switch_now(queued_bytes=1 << 40, drain_bytes_per_ms=drain, storage=storage, left_ms=0.0)
 
 
 def test_a_task_that_stands_still_switches() -> None:
-    assert should_switch_now(queued_bytes=1, drain_bytes_per_ms=0.0, storage_bytes_per_ms=1.0, left_ms=1e9)
+    assert should_switch_now(queued_bytes=1, drain_bytes_per_ms=0.0, storage=storing(1.0), left_ms=1e9)
 
 
 def test_an_empty_queue_never_switches() -> None:
-    assert not should_switch_now(queued_bytes=0, drain_bytes_per_ms=0.0, storage_bytes_per_ms=1.0, left_ms=0.0)
+    assert not should_switch_now(queued_bytes=0, drain_bytes_per_ms=0.0, storage=storing(1.0), left_ms=0.0)
 
 
 def test_a_deadline_that_has_passed_counts_as_nothing_left() -> None:
-    assert should_switch_now(queued_bytes=10, drain_bytes_per_ms=1.0, storage_bytes_per_ms=9.0, left_ms=-50.0)
+    assert should_switch_now(queued_bytes=10, drain_bytes_per_ms=1.0, storage=storing(9.0), left_ms=-50.0)
 
 
 @settings(max_examples=100)
@@ -56,10 +67,15 @@ def test_a_deadline_that_has_passed_counts_as_nothing_left() -> None:
 def test_less_time_left_never_takes_a_switch_back(queued: int, drain: float, storage: float, left_ms: float) -> None:
     def decided(left_ms: float) -> bool:
         return should_switch_now(
-            queued_bytes=queued, drain_bytes_per_ms=drain, storage_bytes_per_ms=storage, left_ms=left_ms
+            queued_bytes=queued, drain_bytes_per_ms=drain, storage=storing(storage), left_ms=left_ms
         )
 
     assert decided(left_ms / 2) or not decided(left_ms)
+
+
+def test_a_small_upload_never_makes_storage_look_faster_than_it_is() -> None:
+    seen = StorageSpeed(stored_bytes=1000, storing_ms=10.0)
+    assert [seen.storing_ms_of(size) for size in (1, 1000, 4000)] == [10.0, 10.0, 40.0]
 
 
 # -- the drain rate

@@ -16,6 +16,7 @@ from tidegate.plan.physical import ForwardPartitioning
 from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import UNKNOWN_SPEED
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark
 from tidegate.state.contract import RestoredSection, Section
 from tidegate.testing.manual_clock import ManualClock
@@ -162,7 +163,7 @@ class Made:
         """As many turns as the slot would take; gives what left."""
         for _ in range(turns):
             self.task.step()
-            self.task.on_time(self.clock.monotonic_ms(), storage_bytes_per_ms=None)
+            self.task.on_time(self.clock.monotonic_ms(), storage=UNKNOWN_SPEED)
             while self.out.send_one():
                 pass
         return self.sent()

@@ -52,17 +52,24 @@ def test_a_grant_for_recovered_elements_that_were_never_spent_changes_nothing() 
 
 def test_grants_are_gathered_to_a_quarter_of_the_window() -> None:
     window = ReceiveWindow(100)
-    assert [window.is_grant_due(10, channel_is_empty=False) for _ in range(6)] == [False, False, True] * 2
+    assert [window.is_grant_due(10, channel_is_empty=False, now_ms=0.0) for _ in range(6)] == [False, False, True] * 2
+
+
+def test_however_large_the_window_a_grant_is_not_put_off_for_long() -> None:
+    window = ReceiveWindow(1 << 20)
+    times_ms = [100.0, 249.0, 250.0, 400.0, 500.0]
+    due = [window.is_grant_due(10, channel_is_empty=False, now_ms=now_ms) for now_ms in times_ms]
+    assert due == [False, False, True, False, True]
 
 
 def test_a_channel_that_ran_dry_grants_at_once() -> None:
     window = ReceiveWindow(1 << 20)
-    assert window.is_grant_due(1, channel_is_empty=True)
+    assert window.is_grant_due(1, channel_is_empty=True, now_ms=0.0)
 
 
 def test_the_smallest_window_still_grants() -> None:
     window = ReceiveWindow(1)
-    assert window.is_grant_due(1, channel_is_empty=False)
+    assert window.is_grant_due(1, channel_is_empty=False, now_ms=0.0)
 
 
 def test_a_smaller_window_keeps_what_is_in_flight_and_has_no_room_until_it_drained() -> None:
@@ -88,14 +95,14 @@ def test_a_larger_window_has_room_at_once() -> None:
 def test_a_resized_receiver_grants_by_quarters_of_its_new_window() -> None:
     window = ReceiveWindow(100)
     window.resize(200)
-    assert [window.is_grant_due(10, channel_is_empty=False) for _ in range(5)] == [False] * 4 + [True]
+    assert [window.is_grant_due(10, channel_is_empty=False, now_ms=0.0) for _ in range(5)] == [False] * 4 + [True]
 
 
 def test_what_is_owed_survives_a_resize_and_may_then_be_due() -> None:
     window = ReceiveWindow(100)
-    assert not window.is_grant_due(20, channel_is_empty=False)
+    assert not window.is_grant_due(20, channel_is_empty=False, now_ms=0.0)
     window.resize(84)
-    assert window.is_grant_due(1, channel_is_empty=False)
+    assert window.is_grant_due(1, channel_is_empty=False, now_ms=0.0)
 
 
 @given(
@@ -112,7 +119,7 @@ def test_windows_that_change_at_any_moment_and_differ_never_block_for_ever(
         while not sender.has_room():
             assert queue, "a sender without room has something for the receiver to consume"
             sequence, consumed_bytes = queue.pop(0)
-            if receiver.is_grant_due(consumed_bytes, channel_is_empty=not queue):
+            if receiver.is_grant_due(consumed_bytes, channel_is_empty=not queue, now_ms=0.0):
                 sender.granted(Sequence(sequence + 1))
         assert sender.in_flight_bytes >= sum(queued for _, queued in queue)
         receiver.resize(receiver_bytes)
@@ -137,7 +144,7 @@ def test_bytes_are_conserved_between_sender_and_receiver(window_bytes: int, elem
                 continue
         assert queue, "a sender without room has something for the receiver to consume"
         sequence, size = queue.pop(0)
-        if receiver.is_grant_due(size, channel_is_empty=not queue):
+        if receiver.is_grant_due(size, channel_is_empty=not queue, now_ms=0.0):
             before_bytes = sender.in_flight_bytes
             sender.granted(Sequence(sequence + 1))
             granted_bytes += before_bytes - sender.in_flight_bytes

@@ -4,19 +4,23 @@ Feeds run in the driver's process, one Structured Streaming query each, for as l
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tidegate.api.options import QueryOptions
 from tidegate.connectors.staged_source import STAGED, IngestMode, StagingFolder, feed_from, feed_no_more
+from tidegate.model.clock import SystemClock
 from tidegate.model.errors import OptionError
+from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Node, RowOrder
 from tidegate.plan.physical import JobPlan, Vertex
+from tidegate.protocol.admission import SourceAdmission
 from tidegate.spark.bounded_feed import BoundedFeed
 from tidegate.spark.catalyst import read_ordered_plan
-from tidegate.spark.ingest import QueryFeed
+from tidegate.spark.ingest import IngestProgress, QueryFeed
 from tidegate.spark.ingest_plan import IngestedPart, ingesting
 from tidegate.storage import layout
 from tidegate.storage.store import local_path
@@ -56,8 +60,9 @@ class Feeds:
         location: str,
         query: str,
         available_now: bool,
-        most_staged_bytes: int,
+        options: QueryOptions,
     ) -> None:
+        clock = SystemClock()
         self._feeds: list[tuple[Path, QueryFeed | BoundedFeed]] = []
         for part in parts:
             folder, name = _folder(location, part.name), f"{query}-{part.name}"
@@ -69,7 +74,14 @@ class Feeds:
                 StagingFolder(folder),
                 name=name,
                 available_now=available_now,
-                most_staged_bytes=most_staged_bytes,
+                most_staged_bytes=options.most_staged_bytes,
+                admission=SourceAdmission(
+                    options.active_backpressure,
+                    interval_ms=options.checkpoints.interval_ms,
+                    max_concurrent=options.checkpoints.max_concurrent,
+                    now_ms=clock.monotonic_ms(),
+                ),
+                clock=clock,
             )
             self._feeds.append((folder, feed))
 
@@ -85,6 +97,27 @@ class Feeds:
     def is_more_staged(self) -> bool:
         """Than the newest commit is known to cover."""
         return any(feed.is_more_staged() for _, feed in self._feeds)
+
+    def progress(self) -> list[IngestProgress]:
+        return [feed.progress() for feed in self._streaming()]
+
+    # -- how far checkpoints are, see `coordinator.job.CheckpointFollower`
+
+    def on_triggered(self, checkpoint: CheckpointId) -> None:
+        for feed in self._streaming():
+            feed.on_triggered(checkpoint)
+
+    def on_reached_all(self, checkpoint: CheckpointId) -> None:
+        for feed in self._streaming():
+            feed.on_reached_all(checkpoint)
+
+    def on_settled(self, checkpoint: CheckpointId) -> None:
+        for feed in self._streaming():
+            feed.on_settled(checkpoint)
+
+    def _streaming(self) -> Iterator[QueryFeed]:
+        """A bounded scan is read once as a whole: nothing of it could wait."""
+        return (feed for _, feed in self._feeds if isinstance(feed, QueryFeed))
 
     def stop(self) -> None:
         """Twice is fine."""

@@ -212,6 +212,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "taskmanager.network.memory.buffers-per-channel",
         ),
         OptionSpec(
+            "network.memory",
+            "64MiB",
+            _size,
+            "bytes that all channels into a slot may have in flight together",
+            "taskmanager.memory.network.max",
+        ),
+        OptionSpec(
             "network.debloat",
             "true",
             _choice("true", "false"),
@@ -333,6 +340,7 @@ class QueryOptions:
     source_parallelism: int | None
     max_rows_per_s: int | None
     window_bytes: int
+    network_memory_bytes: int
     debloat_target_ms: float | None
     bind_host: str | None
     advertised_host: str | None
@@ -396,6 +404,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         source_parallelism=read("source.parallelism"),
         max_rows_per_s=read("maxRowsPerSecond"),
         window_bytes=_positive("network.window", read),
+        network_memory_bytes=_positive("network.memory", read),
         debloat_target_ms=_debloat_target_ms(read("network.debloat"), _positive("network.target", read)),
         bind_host=read("network.bindHost"),
         advertised_host=read("network.advertisedHost"),

@@ -6,14 +6,17 @@ from typing import Any
 
 from tidegate.coordinator.views import CheckpointView, JobView, TaskView
 from tidegate.protocol.statistics import StatisticsView
+from tidegate.spark.ingest import IngestProgress
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def progress_of(checkpoint: CheckpointView | None, view: JobView) -> dict[str, Any]:
-    """A checkpoint with the counts of this moment."""
+def progress_of(
+    checkpoint: CheckpointView | None, view: JobView, ingested: Sequence[IngestProgress] = ()
+) -> dict[str, Any]:
+    """A checkpoint with the counts of this moment; `ingested` is what Spark does for the query, if anything."""
     sources = [task for task in view.tasks if task.is_source]
-    return {
+    shown: dict[str, Any] = {
         "timestamp": None if checkpoint is None else checkpoint.triggered_at.isoformat(),
         "batchId": None if checkpoint is None else checkpoint.id,
         "durationMs": {} if checkpoint is None else {"checkpoint": checkpoint.duration_ms},
@@ -27,6 +30,9 @@ def progress_of(checkpoint: CheckpointView | None, view: JobView) -> dict[str, A
         "tasks": [_task(task) for task in view.tasks],
         "tidegate": {"checkpoints": _checkpoints(view.statistics), "tasks": [_metrics(task) for task in view.tasks]},
     }
+    if ingested:
+        shown["ingest"] = [_ingest(one) for one in ingested]
+    return shown
 
 
 def _checkpoints(statistics: StatisticsView | None) -> dict[str, Any]:
@@ -62,6 +68,14 @@ def _metrics(task: TaskView) -> dict[str, Any]:
         "pausedMs": round(task.paused_ms),
         "lagMs": None if task.lag_ms is None else round(task.lag_ms),
         "lateRows": task.late_rows,
+    }
+
+
+def _ingest(ingested: IngestProgress) -> dict[str, Any]:
+    return {
+        "name": ingested.name,
+        "stagedBytes": ingested.staged_bytes,
+        "pausedMs": round(ingested.paused_ms),
     }
 
 

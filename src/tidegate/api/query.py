@@ -16,6 +16,7 @@ from tidegate.coordinator.views import CheckpointView, JobView
 from tidegate.model.errors import TidegateError
 from tidegate.protocol.requests import Afterwards
 from tidegate.protocol.why import WhyReport
+from tidegate.spark.ingest import IngestProgress
 
 _active: dict[str, "StreamingQuery"] = {}
 _active_lock = threading.Lock()
@@ -49,6 +50,7 @@ class StreamingQuery:
         self._feed_all_available: Callable[[], None] = lambda: None
         self._is_more_fed: Callable[[], bool] = lambda: False
         self._url: str | None = None
+        self._ingest_progress: Callable[[], list[IngestProgress]] = list
         # Spark's listeners have heard of the end before those who wait for it.
         self._await_last_events: Callable[[], None] = lambda: None
         with _active_lock:
@@ -190,7 +192,12 @@ class StreamingQuery:
         return self._coordinator.wait(0)
 
     def _progress_of(self, checkpoint: CheckpointView | None, view: JobView) -> dict[str, Any]:
-        return {"id": self._id, "runId": self._run_id, "name": self._name, **progress_of(checkpoint, view)}
+        return {
+            "id": self._id,
+            "runId": self._run_id,
+            "name": self._name,
+            **progress_of(checkpoint, view, self._ingest_progress()),
+        }
 
     def _forget(self) -> None:
         with _active_lock:

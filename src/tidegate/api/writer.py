@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tidegate.api.advice import advice
 from tidegate.api.ingest import Feeds, IngestingPlan, read_ingesting, settle_staging
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
 from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
@@ -318,6 +319,14 @@ class DataStreamWriter:
             if vertex.source is not None:
                 open_source(vertex.source)
         refuse_own_output(plan, sink)
+        feeds = Feeds(
+            spark,
+            ingested.parts,
+            location=location,
+            query=name,
+            available_now=self._available_now or not self._df.isStreaming,
+            options=options,
+        )
         driver_host = _LOOPBACK if facts.is_local else str(spark.conf.get("spark.driver.host"))
         slot_host = _LOOPBACK if facts.is_local else HOST_OF_EXECUTOR
         spec = JobSpec(
@@ -327,6 +336,7 @@ class DataStreamWriter:
                 plan=plan,
                 checkpoint_location=location,
                 window_bytes=options.window_bytes,
+                network_memory_bytes=options.network_memory_bytes,
                 state_backend=options.state_backend,
                 guarantee=options.guarantee,
                 active_backpressure=options.active_backpressure,
@@ -347,6 +357,7 @@ class DataStreamWriter:
             slot_bind_host=options.bind_host or slot_host,
             advertised_host=options.advertised_host,
             ports=options.ports,
+            followers=(feeds,),
         )
         if facts.is_local:
             # Slots listen on this host: an address that cannot be listened on is better found here.
@@ -356,14 +367,6 @@ class DataStreamWriter:
         coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
         coordinator.on_finish(lambda: detach(sink))
-        feeds = Feeds(
-            spark,
-            ingested.parts,
-            location=location,
-            query=name,
-            available_now=self._available_now or not self._df.isStreaming,
-            most_staged_bytes=options.most_staged_bytes,
-        )
         feeds.attach()
         coordinator.on_finish(feeds.stop)
         if is_passing:
@@ -382,6 +385,7 @@ class DataStreamWriter:
             query._url = page.url
             coordinator.on_finish(page.close)
         query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
+        query._ingest_progress = feeds.progress
         identity = QueryIdentity(id=query.id, run_id=query.runId, name=query.name, sink=sink.format)
         events = SparkEvents(spark, coordinator, identity)
         query._await_last_events = events.await_last
@@ -403,6 +407,7 @@ class DataStreamWriter:
                 "== Tidegate runs ==",
                 describe(plan),
                 f"checkpoint every {options.checkpoints.interval_ms:.0f} ms, {mode}, {guarantee}",
+                *(f"Warning: {sentence}" for sentence in advice(options)),
             ]
         )
 

@@ -5,7 +5,7 @@
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tidegate.api.advice import advice
+from tidegate.api.options import SESSION_PREFIX, read_options
 from tidegate.cli.machine import Facts, gather
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import OptionError, TidegateError
 from tidegate.model.units import format_bytes, format_ms
 from tidegate.spark.java import TESTED_MAJORS, JavaHome, JavaLookup, JavaProblem, ensure_java, parse_version
 
@@ -193,6 +195,7 @@ def _settings(facts: Facts) -> list[Finding]:
                 "use spark.executor.memoryOverhead instead",
             )
         )
+    findings += _tidegate_settings(settings)
     if facts.spark_home is not None:
         findings.append(
             Finding(
@@ -203,6 +206,17 @@ def _settings(facts: Facts) -> list[Finding]:
             )
         )
     return findings
+
+
+def _tidegate_settings(settings: Mapping[str, str]) -> list[Finding]:
+    """What every query of a session would start with, unless its writer says otherwise."""
+    own = {name: value for name, value in settings.items() if name.startswith(SESSION_PREFIX)}
+    try:
+        options = read_options({}, own)
+    except OptionError as error:
+        return [Finding("options", Status.FIX, str(error), "correct it in spark-defaults.conf")]
+    set_on = f"set {SESSION_PREFIX}source.activeBackpressure to true"
+    return [Finding("options", Status.WARN, sentence, set_on) for sentence in advice(options)]
 
 
 def _try_spark() -> Finding:

@@ -82,12 +82,35 @@ class SourceReader(Protocol):
 
 
 @runtime_checkable
+class WrapsReader(Protocol):
+    """A reader that passes on what another one gives; what a reader can do beyond reading is asked of that one."""
+
+    @property
+    def wrapped(self) -> SourceReader: ...
+
+
+@runtime_checkable
 class TellsPosition(Protocol):
     """A reader whose enumerator acts on how far it is."""
 
     def position(self) -> bytes:
         """Taken with `snapshot`; the enumerator hears of it once that checkpoint is committed."""
         ...
+
+
+@runtime_checkable
+class FollowsCheckpoints(Protocol):
+    """A reader that hears, between two polls, what becomes of the checkpoints that it takes part in.
+
+    Not of each: one that a newer one made superfluous is only heard of as aborted, or not at all.
+    """
+
+    def on_checkpoint_triggered(self, checkpoint: CheckpointId) -> None:
+        """Before `snapshot` is called for it."""
+        ...
+
+    def on_checkpoint_completed(self, checkpoint: CheckpointId) -> None: ...
+    def on_checkpoint_aborted(self, checkpoint: CheckpointId) -> None: ...
 
 
 @runtime_checkable

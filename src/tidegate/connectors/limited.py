@@ -37,6 +37,10 @@ class LimitedReader:
         self._allowed = 0.0
         self._counted_at_ms = clock.monotonic_ms()
 
+    @property
+    def wrapped(self) -> SourceReader:
+        return self._reader
+
     def restore(self, state: bytes) -> None:
         self._reader.restore(state)
 

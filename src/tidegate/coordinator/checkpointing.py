@@ -117,6 +117,8 @@ class Checkpointing:
         underway.taken.add(slot)
         if len(underway.taken) == self._slot_count():
             self._tell_all(BarrierEverywhere(self.generation, message.checkpoint))
+            for follower in self.spec.followers:
+                follower.on_reached_all(message.checkpoint)
 
     def on_acknowledge(self, slot: SlotIndex, message: Acknowledge) -> None:
         underway = self._underway.get(message.checkpoint)
@@ -219,11 +221,14 @@ class Checkpointing:
             checkpoint, self.clock.monotonic_ms(), self.clock.wall_ms(), savepoint=savepoint, location=location
         )
         self.history.triggered(self._underway[checkpoint])
+        for follower in self.spec.followers:
+            follower.on_triggered(checkpoint)
         suspends = savepoint is not None and savepoint.afterwards is Afterwards.SUSPEND
         self._tell_all(TriggerCheckpoint(self.generation, checkpoint, switch_after_ms, location, suspends))
 
     def _abort(self, checkpoint: CheckpointId, reason: FailureReason, savepoint: SavepointRequest | None) -> None:
         self._tell_all(AbortCheckpoint(self.generation, checkpoint))
+        self._settled(checkpoint)
         detail = self._details.pop(checkpoint, None)
         now_ms = self.clock.monotonic_ms()
         underway = self._underway.pop(checkpoint)
@@ -285,6 +290,7 @@ class Checkpointing:
             self._give_up_on(checkpoint, FailureReason.STORE_FAILED, f"{type(error).__name__}: {error}")
         else:
             done, now_ms = self._underway.pop(checkpoint), self.clock.monotonic_ms()
+            self._settled(checkpoint)
             duration_ms = now_ms - done.triggered_at_ms
             completed = as_completed(facts, duration_ms=duration_ms)
             self.history.completed(done, path=paths[0], duration_ms=duration_ms, facts=completed)
@@ -357,6 +363,10 @@ class Checkpointing:
         if checkpoint in self._underway:
             self._details[checkpoint] = detail
             self._perform(self.machine.on_failed(checkpoint, reason))
+
+    def _settled(self, checkpoint: CheckpointId) -> None:
+        for follower in self.spec.followers:
+            follower.on_settled(checkpoint)
 
     def _tell_all(self, message: ToSlot) -> None:
         for slot in range(self._slot_count()):

@@ -1,12 +1,22 @@
 """What a job is, as the coordinator is given it. Everything has been checked before one of these is made."""
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from tidegate.model.ids import CheckpointId
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import RestartStrategy
 from tidegate.protocol.retention import KeepFor, KeepNumber
 from tidegate.worker.settings import SlotSettings
+
+
+class CheckpointFollower(Protocol):
+    """Hears, on the coordinator's thread, how far each checkpoint is. Must return at once."""
+
+    def on_triggered(self, checkpoint: CheckpointId) -> None: ...
+    def on_reached_all(self, checkpoint: CheckpointId) -> None: ...
+    def on_settled(self, checkpoint: CheckpointId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +39,7 @@ class JobSpec:
     slot_bind_host: str
     advertised_host: str | None
     ports: str
+    followers: tuple[CheckpointFollower, ...] = ()
 
     @property
     def slots(self) -> int:

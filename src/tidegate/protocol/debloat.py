@@ -1,7 +1,8 @@
 """Debloating: windows so large that a gate's queued bytes are worth about `target_ms` of its own work, and no larger.
 
 A barrier then waits about that long behind data, whatever the rate. It owns the sizes only; it must never make a
-window smaller than one slice, which would starve the task, nor change one for a mere wobble.
+window smaller than one slice, which would starve the task, give out more than the gate's share of the slot's memory,
+nor change a window for a mere wobble.
 """
 
 from collections.abc import Iterable
@@ -14,15 +15,15 @@ from tidegate.model.ids import ChannelId
 # Long enough for some twenty slices, short enough that five fit into the default target.
 PERIOD_MS: Final = 200.0
 
-# The gate's rate forgets half of the past per period: it follows a fall to a tenth within a few.
-RATE_HALF_LIFE_MS: Final = PERIOD_MS
-
-# Shares are slower: of many channels each delivers only now and then, which is not a change of its rate.
+# Of many channels each delivers only now and then, which is not a change of its share.
 SHARE_HALF_LIFE_MS: Final = 5 * PERIOD_MS
 
 # A smaller change is not made: rates wobble by a tenth or two, each change costs a message to the sender, and a
 # quarter of the target is less than anyone notices.
 LEAST_CHANGE: Final = 0.25
+
+# What a sender gathers and overdraws comes on top of the windows, and all of it together is to be worth the target.
+PART_OF_TARGET: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +32,43 @@ class SetWindow:
     window_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowBounds:
+    """`start_bytes`: before the rate is known. `most_total_bytes`: all windows of the gate together."""
+
+    least_bytes: int
+    start_bytes: int
+    most_bytes: int
+    most_total_bytes: int
+
+
 class Debloat:
     """One per gate."""
 
-    def __init__(
-        self, *, target_ms: float, least_bytes: int, most_bytes: int, channels: Iterable[ChannelId], now_ms: float
-    ) -> None:
-        """Every channel is taken to start with `most_bytes`: a window is cut once the rate is known, not before."""
+    def __init__(self, *, target_ms: float, bounds: WindowBounds, channels: Iterable[ChannelId], now_ms: float) -> None:
         self._target_ms = target_ms
-        self._least_bytes = least_bytes
-        self._most_bytes = max(least_bytes, most_bytes)
-        self._windows_bytes = dict.fromkeys(channels, self._most_bytes)
+        self._bounds = bounds
+        self._windows_bytes = dict.fromkeys(channels, bounds.start_bytes)
         self._consumed_bytes = dict.fromkeys(self._windows_bytes, 0)  # in the period that lasts
         self._weights_bytes = dict.fromkeys(self._windows_bytes, 0.0)  # what each consumed, the past fading
-        self._rate_bytes_per_ms: float | None = None
         self._period_began_ms = now_ms
 
     def on_consumed(self, channel: ChannelId, size_bytes: int) -> None:
         self._consumed_bytes[channel] += size_bytes
 
-    def on_time(self, now_ms: float, *, queued_bytes: int) -> list[SetWindow]:
-        """`queued_bytes`: what waits at the gate now."""
+    def on_time(self, now_ms: float, *, drain_bytes_per_ms: float | None, slice_bytes: int) -> list[SetWindow]:
+        """`drain_bytes_per_ms`: how fast the gate is emptied while there is input, None while that is not known.
+
+        `slice_bytes`: what one step takes.
+        """
         elapsed_ms = now_ms - self._period_began_ms
         if elapsed_ms < PERIOD_MS:
             return []
-        consumed_bytes = sum(self._consumed_bytes.values())
         self._period_began_ms = now_ms
-        if consumed_bytes > 0:
-            self._weigh_shares(elapsed_ms)
-        elif queued_bytes == 0 or self._rate_bytes_per_ms is None:
-            # Without input, or before the first consumption, the period says nothing about what the task can do.
+        self._weigh_shares(elapsed_ms)
+        if drain_bytes_per_ms is None or not any(self._weights_bytes.values()):
             return []
-        self._rate_bytes_per_ms = self._averaged(consumed_bytes / elapsed_ms, elapsed_ms)
-        return self._changes(self._rate_bytes_per_ms * self._target_ms)
+        return self._changes(drain_bytes_per_ms * self._target_ms * PART_OF_TARGET, slice_bytes)
 
     def next_deadline_ms(self) -> float:
         return self._period_began_ms + PERIOD_MS
@@ -71,26 +76,35 @@ class Debloat:
     # -- decisions
 
     def _weigh_shares(self, elapsed_ms: float) -> None:
+        if not any(self._consumed_bytes.values()):
+            return  # without input nothing is known anew: what the shares were is the best guess
         kept = exp2(-elapsed_ms / SHARE_HALF_LIFE_MS)
         for channel, consumed_bytes in self._consumed_bytes.items():
             self._weights_bytes[channel] = self._weights_bytes[channel] * kept + consumed_bytes
             self._consumed_bytes[channel] = 0
 
-    def _averaged(self, measured_bytes_per_ms: float, elapsed_ms: float) -> float:
-        if self._rate_bytes_per_ms is None:
-            return measured_bytes_per_ms
-        kept = exp2(-elapsed_ms / RATE_HALF_LIFE_MS)
-        return self._rate_bytes_per_ms * kept + measured_bytes_per_ms * (1 - kept)
+    def _changes(self, total_bytes: float, slice_bytes: int) -> list[SetWindow]:
+        wanted = self._wanted(total_bytes, slice_bytes)
+        changes = {channel: size for channel, size in wanted.items() if self._is_worth_a_change(channel, size)}
+        kept_bytes = sum(size for channel, size in self._windows_bytes.items() if channel not in changes)
+        if kept_bytes + sum(changes.values()) > self._bounds.most_total_bytes:
+            # Windows left as they are because they differ little must not add up to more than there is.
+            changes = {channel: size for channel, size in wanted.items() if size != self._windows_bytes[channel]}
+        self._windows_bytes |= changes
+        return [SetWindow(channel, size) for channel, size in changes.items()]
 
-    def _changes(self, total_bytes: float) -> list[SetWindow]:
-        # Something was consumed once, and weights fade only when something new is: the sum is never 0.
-        bytes_per_weight = total_bytes / sum(self._weights_bytes.values())
-        changes: list[SetWindow] = []
-        for channel, weight in self._weights_bytes.items():
-            wanted_bytes = min(max(round(weight * bytes_per_weight), self._least_bytes), self._most_bytes)
-            window_bytes = self._windows_bytes[channel]
-            if wanted_bytes == window_bytes or abs(wanted_bytes - window_bytes) < LEAST_CHANGE * window_bytes:
-                continue
-            self._windows_bytes[channel] = wanted_bytes
-            changes.append(SetWindow(channel, wanted_bytes))
-        return changes
+    def _wanted(self, total_bytes: float, slice_bytes: int) -> dict[ChannelId, int]:
+        """One slice for each, and of the rest as much as each has delivered lately."""
+        bounds, count = self._bounds, len(self._windows_bytes)
+        most_each = bounds.most_total_bytes // count
+        least_bytes = max(1, min(max(bounds.least_bytes, slice_bytes), bounds.most_bytes, most_each))
+        rest_bytes = max(0.0, min(total_bytes, bounds.most_total_bytes) - least_bytes * count)
+        weight_total = sum(self._weights_bytes.values())
+        return {
+            channel: min(least_bytes + int(rest_bytes * weight / weight_total), bounds.most_bytes)
+            for channel, weight in self._weights_bytes.items()
+        }
+
+    def _is_worth_a_change(self, channel: ChannelId, wanted_bytes: int) -> bool:
+        window_bytes = self._windows_bytes[channel]
+        return wanted_bytes != window_bytes and abs(wanted_bytes - window_bytes) >= LEAST_CHANGE * window_bytes

@@ -4,11 +4,12 @@ quicker than draining.
 It owns the estimate only; the deadline itself stands in `barriers`. It must never switch on a rate it does not know.
 """
 
+from dataclasses import dataclass
 from math import exp2
 from typing import Final
 
-# Draining must look twice as long as what is left: a misjudged rate must not store what would have drained in time.
-DRAIN_MARGIN: Final = 2.0
+# Draining must look so much longer than what is left: a misjudged rate must not store what would have drained in time.
+DRAIN_MARGIN: Final = 1.25
 
 # Rates of user code change within seconds; one slow call among many must not decide.
 RATE_HALF_LIFE_MS: Final = 1000.0
@@ -37,16 +38,32 @@ class DrainRate:
         return self._consumed_bytes / self._elapsed_ms
 
 
+@dataclass(frozen=True, slots=True)
+class StorageSpeed:
+    """What an upload took. As much again takes no longer, and more takes longer by as much as it is more.
+
+    So a small upload, most of whose time is the call itself, never makes storage look faster than it is.
+    """
+
+    stored_bytes: int = 0
+    storing_ms: float = 0.0
+
+    def storing_ms_of(self, size_bytes: int) -> float | None:
+        """None while no upload was seen."""
+        if not self.stored_bytes:
+            return None
+        return self.storing_ms * max(1.0, size_bytes / self.stored_bytes)
+
+
+UNKNOWN_SPEED: Final = StorageSpeed()
+
+
 def should_switch_now(
-    *, queued_bytes: int, drain_bytes_per_ms: float | None, storage_bytes_per_ms: float | None, left_ms: float
+    *, queued_bytes: int, drain_bytes_per_ms: float | None, storage: StorageSpeed, left_ms: float
 ) -> bool:
     """`queued_bytes` stand before the barrier; `left_ms` is left until the aligned timeout."""
-    if drain_bytes_per_ms is None or storage_bytes_per_ms is None or queued_bytes <= 0:
+    store_ms = storage.storing_ms_of(queued_bytes)
+    if drain_bytes_per_ms is None or store_ms is None or queued_bytes <= 0:
         return False
-    drain_ms = _duration_ms(queued_bytes, bytes_per_ms=drain_bytes_per_ms)
-    store_ms = _duration_ms(queued_bytes, bytes_per_ms=storage_bytes_per_ms)
+    drain_ms = queued_bytes / drain_bytes_per_ms if drain_bytes_per_ms > 0 else float("inf")
     return drain_ms > DRAIN_MARGIN * left_ms and store_ms < drain_ms
-
-
-def _duration_ms(size_bytes: int, *, bytes_per_ms: float) -> float:
-    return size_bytes / bytes_per_ms if bytes_per_ms > 0 else float("inf")

@@ -5,6 +5,8 @@ receiver has consumed, not a number of bytes: so both sides can never disagree a
 """
 
 from collections import deque
+from dataclasses import dataclass
+from typing import Final
 
 from tidegate.model.ids import Sequence
 
@@ -36,22 +38,45 @@ class SendWindow:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
 
 
+@dataclass(frozen=True, slots=True)
+class MostAhead:
+    """How much work a sender may lay before a receiver, beside the window: so much of the receiver's time.
+
+    `unknown_bytes`: as long as nobody knows how much that is.
+    """
+
+    most_ms: float
+    unknown_bytes: int
+
+    def limit_bytes(self, drain_bytes_per_ms: float | None) -> float:
+        return self.unknown_bytes if drain_bytes_per_ms is None else max(1.0, drain_bytes_per_ms * self.most_ms)
+
+
+# Also the sender's knowledge of how fast the receiver is must not be older, however large its window.
+GRANT_EVERY_MS: Final = 250.0
+
+
 class ReceiveWindow:
-    """Gathers what was consumed into few grants: one for each quarter window, and whenever the channel runs dry."""
+    """Gathers what was consumed into few grants: one for each quarter window, whenever the channel runs dry, and
+    after some time.
+    """
 
     def __init__(self, window_bytes: int) -> None:
         self._threshold_bytes = _grant_threshold_bytes(window_bytes)
         self._owed_bytes = 0
+        self._granted_at_ms = 0.0
 
     def resize(self, window_bytes: int) -> None:
         """What is owed stays owed; a smaller window may make it due with the next consumption."""
         self._threshold_bytes = _grant_threshold_bytes(window_bytes)
 
-    def is_grant_due(self, consumed_bytes: int, *, channel_is_empty: bool) -> bool:
+    def is_grant_due(self, consumed_bytes: int, *, channel_is_empty: bool, now_ms: float) -> bool:
         self._owed_bytes += consumed_bytes
-        if self._owed_bytes < self._threshold_bytes and not channel_is_empty:
+        is_old = now_ms - self._granted_at_ms >= GRANT_EVERY_MS
+        if self._owed_bytes < self._threshold_bytes and not channel_is_empty and not is_old:
             return False
         self._owed_bytes = 0
+        self._granted_at_ms = now_ms
         return True
 
 

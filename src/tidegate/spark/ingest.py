@@ -1,13 +1,15 @@
 """Spark ingests a part of a plan: Structured Streaming runs it, micro-batch by micro-batch, into a staging folder.
 
 A batch is staged once by its id, and before one is written the query waits until enough of what was staged before is
-in a checkpoint: so backpressure reaches Spark's source. Must never let Spark count a batch as done that is not staged.
+in a checkpoint, and while a checkpoint is late that the sources in the slots would wait for: so backpressure reaches
+Spark's source. Must never let Spark count a batch as done that is not staged.
 """
 
 import logging
 import shutil
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -15,7 +17,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tidegate.connectors.staged_source import StagedBatch, StagingFolder, column_name
+from tidegate.model.clock import Clock
 from tidegate.model.errors import JobFailure
+from tidegate.model.ids import CheckpointId
+from tidegate.protocol.admission import SourceAdmission
 
 log = logging.getLogger("tidegate")
 
@@ -45,19 +50,38 @@ class Unstaged(Exception):
     """Raised into Spark's query, so that the batch in work does not count as done."""
 
 
+@dataclass(frozen=True, slots=True)
+class IngestProgress:
+    """`staged_bytes`: no checkpoint covers them. `paused_ms`: by active backpressure, in all."""
+
+    name: str
+    staged_bytes: int
+    paused_ms: float
+
+
 class QueryFeed:
     """A stream, staged by a Structured Streaming query. Implements `connectors.staged_source.Feed`."""
 
     def __init__(
-        self, frame: DataFrame, folder: StagingFolder, *, name: str, available_now: bool, most_staged_bytes: int
+        self,
+        frame: DataFrame,
+        folder: StagingFolder,
+        *,
+        name: str,
+        available_now: bool,
+        most_staged_bytes: int,
+        admission: SourceAdmission,
+        clock: Clock,
     ) -> None:
         self._frame = frame
         self._folder = folder
         self._name = name
         self._available_now = available_now
         self._most_staged_bytes = most_staged_bytes
+        self._admission = admission
+        self._clock = clock
         self._query: StreamingQuery | None = None
-        # The looking thread tells what is covered, Spark's callback waits for it.
+        # The looking thread tells what is covered, the coordinator's how far checkpoints are; Spark's callback waits.
         self._changed = threading.Condition()
         self._staged_bytes: dict[int, int] = {}
         self._covered = -1
@@ -113,6 +137,25 @@ class QueryFeed:
         with self._changed:
             self._is_paused = True
 
+    def on_triggered(self, checkpoint: CheckpointId) -> None:
+        with self._changed:
+            self._admission.on_triggered(checkpoint, self._clock.monotonic_ms())
+
+    def on_reached_all(self, checkpoint: CheckpointId) -> None:
+        with self._changed:
+            self._admission.on_reached_all(checkpoint)
+            self._changed.notify_all()
+
+    def on_settled(self, checkpoint: CheckpointId) -> None:
+        with self._changed:
+            self._admission.on_settled(checkpoint)
+            self._changed.notify_all()
+
+    def progress(self) -> IngestProgress:
+        with self._changed:
+            paused_ms = self._admission.paused_ms(self._clock.monotonic_ms())
+            return IngestProgress(self._name, sum(self._staged_bytes.values()), paused_ms)
+
     def process_all_available(self) -> None:
         """Until Spark has staged what is there now; a query that fails meanwhile says so elsewhere."""
         with self._changed:
@@ -161,4 +204,5 @@ class QueryFeed:
             raise Unstaged("the query stops")
 
     def _must_wait(self) -> bool:
-        return self._is_paused or sum(self._staged_bytes.values()) > self._most_staged_bytes
+        may_pull = self._admission.may_pull(self._clock.monotonic_ms())
+        return not may_pull or self._is_paused or sum(self._staged_bytes.values()) > self._most_staged_bytes

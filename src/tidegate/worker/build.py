@@ -1,11 +1,12 @@
 """Turns the plan into the tasks of one slot, restored and joined by channels."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.connectors.registry import open_sink, open_source
 from tidegate.model.clock import Clock
-from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId, range_of
+from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId, VertexId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import OpenCalls, TaskContext, UserCode
 from tidegate.plan.nodes import JoinEventTime
@@ -19,14 +20,15 @@ from tidegate.plan.physical import (
     TransformWithStateSpec,
     Vertex,
 )
-from tidegate.protocol.admission import SourceAdmission
-from tidegate.protocol.debloat import Debloat
+from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
+from tidegate.protocol.debloat import Debloat, WindowBounds
 from tidegate.protocol.rescale import connections
+from tidegate.protocol.windows import MostAhead
 from tidegate.state.heap import HeapBackend
 from tidegate.worker.gate import Gate, RecoveredWatermarks
 from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
 from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
-from tidegate.worker.settings import SlotSettings
+from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 from tidegate.worker.slices import ProbingSizer, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.task import SLICE_TARGET_MS, Task, TaskListener
@@ -123,18 +125,13 @@ class TaskBuilder:
         ids = {edge.id for edge in edges}
         channels = [channel for channel in self.table if channel.edge in ids and channel.receiver == self.slot]
         progress, target_ms = restored.progress, self.settings.debloat_target_ms
+        bounds = self._window_bounds(vertex.id)[self.slot]
         debloat = None
         if target_ms is not None:
-            debloat = Debloat(
-                target_ms=target_ms,
-                least_bytes=min(self.settings.least_window_bytes, self.settings.window_bytes),
-                most_bytes=self.settings.window_bytes,
-                channels=channels,
-                now_ms=self.clock.monotonic_ms(),
-            )
+            debloat = Debloat(target_ms=target_ms, bounds=bounds, channels=channels, now_ms=self.clock.monotonic_ms())
         return Gate(
             [(channel, self.restore.recovered.get(channel, NEW_CHANNEL)) for channel in channels],
-            window_bytes=self.settings.window_bytes,
+            window_bytes=bounds.start_bytes,
             guarantee=self.settings.guarantee,
             watermarks=RecoveredWatermarks(progress.channel_watermarks(), progress.input_watermark_ms),
             debloat=debloat,
@@ -142,14 +139,34 @@ class TaskBuilder:
             event_time_of={edge.id: edge.event_time_of for edge in edges if edge.event_time_of is not None},
         )
 
+    def _most_ahead(self, sender: VertexId) -> MostAhead | None:
+        """Active backpressure: the next barrier would stand behind all that a source sends."""
+        settings = self.settings
+        is_source = settings.plan.vertices[sender].source is not None
+        if not is_source or settings.active_backpressure is ActiveBackpressure.OFF:
+            return None
+        return MostAhead(settings.checkpoint_interval_ms, unknown_bytes=START_WINDOW_BYTES)
+
+    def _window_bounds(self, receiver: VertexId) -> dict[int, WindowBounds]:
+        """By slot. Both ends of a channel work it out for themselves, and begin with the same window."""
+        edges = {edge.id for edge in self.settings.plan.edges if edge.receiver == receiver}
+        of_slot = Counter(channel.receiver for channel in self.table)
+        of_gate = Counter(channel.receiver for channel in self.table if channel.edge in edges)
+        return {
+            slot: self.settings.window_bounds(gate_channels=count, slot_channels=of_slot[slot])
+            for slot, count in of_gate.items()
+        }
+
     def _output(self, edge: Edge) -> EdgeOutput:
+        bounds = self._window_bounds(edge.receiver)
         channels = [
             OutputChannel(
                 channel,
                 index,
                 self.links[SlotIndex(channel.receiver)],
-                window_bytes=self.settings.window_bytes,
+                window_bytes=bounds[channel.receiver].start_bytes,
                 next_sequence=self.restore.next_sequences.get(channel, Sequence(0)),
+                ahead=self._most_ahead(edge.sender),
             )
             for index, channel in enumerate(self.table)
             if channel.edge == edge.id and channel.sender == self.slot

@@ -4,7 +4,7 @@ An element keeps its channel and sequence number for as long as it is in flight,
 parallelism. Only what a completed checkpoint holds is referred to; whatever is not known is written again.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +19,8 @@ from tidegate.worker.gate import CapturedElement
 
 # In place of a file's number: the bytes lie beside the list, in the state file itself.
 INLINE = -1
-# A file of which less than this share is still needed is left behind, so that old files go.
+# Of all that is referred to at least this share is still needed; else the emptiest files are left behind. Not of each
+# file: rows are consumed in the order in which they came, so that a file which is half empty is about to go by itself.
 _LEAST_ALIVE = 0.5
 
 
@@ -59,8 +60,17 @@ class KnownElements:
         needed_from_row = element.first_row + element.done_rows
         return at if at is not None and at.first_row <= needed_from_row else None
 
-    def is_worth_keeping(self, path: str, alive_bytes: int) -> bool:
-        return alive_bytes >= self._bytes_at_first[path] * _LEAST_ALIVE
+    def worth_keeping(self, alive_bytes: Mapping[str, int]) -> set[str]:
+        """The files to refer to, given how much of each is needed: the fullest, as long as half of them is."""
+        kept: set[str] = set()
+        held_bytes = needed_bytes = 0
+        for path in sorted(alive_bytes, key=lambda path: alive_bytes[path] / self._bytes_at_first[path], reverse=True):
+            held_bytes += self._bytes_at_first[path]
+            needed_bytes += alive_bytes[path]
+            if needed_bytes < held_bytes * _LEAST_ALIVE:
+                break
+            kept.add(path)
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +173,7 @@ class CaptureWriter:
             for element in capture.elements:
                 if (at := self._find(capture.channel, element)) is not None:
                     alive_bytes[at.file.path] = alive_bytes.get(at.file.path, 0) + at.length
-        return {path for path, size in alive_bytes.items() if self._known and self._known.is_worth_keeping(path, size)}
+        return set() if self._known is None else self._known.worth_keeping(alive_bytes)
 
 
 def _rest_of(element: CapturedElement) -> NumberedElement:

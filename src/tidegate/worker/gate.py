@@ -28,12 +28,14 @@ from tidegate.protocol.debloat import Debloat
 from tidegate.protocol.input_watermarks import InputWatermarks
 from tidegate.protocol.kinds import CheckpointKind, Guarantee
 from tidegate.protocol.phases import RecoveryPhases
-from tidegate.protocol.switching import DrainRate, should_switch_now
+from tidegate.protocol.switching import DrainRate, StorageSpeed, should_switch_now
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark, GateWatermarks, WatermarkAction
 from tidegate.protocol.windows import ReceiveWindow
 
 # Of the channels that a checkpoint waits for, as many are named.
 _MISSING_SHOWN = 4
+# What a step takes is averaged over some ten of them: single ones are cut short by the ends of batches.
+_SLICE_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,10 @@ class Gate:
         )
         self._watermarks = _watermarks(self._channels, waiting_inputs, watermarks, event_time_of)
         self._debloat = debloat
+        # How fast the gate is emptied while there is input, whoever it is that holds the task up meanwhile.
         self._drain = DrainRate()
+        self._input_since_ms: float | None = None  # from when on time counts that has not been counted yet
+        self._slice_bytes = 0.0
         self._phases = RecoveryPhases(
             (channel, self._channels[channel].position(), recovered.phases, recovered.next_sequence)
             for channel, recovered in given
@@ -183,10 +188,10 @@ class Gate:
         self._turn: deque[ChannelId] = deque()  # rows
         self._markers: dict[ChannelId, None] = {}  # in order, as in `_held_back`
         self._held_back: dict[ChannelId, None] = {}  # not to be consumed until something happens
-        for channel, state in self._channels.items():
-            self._line_up(channel, state)
         self.grants: list[Grant] = []
         self.watermark_actions: list[WatermarkAction] = []
+        for channel, state in self._channels.items():
+            self._line_up(channel, state)
 
     # -- events
 
@@ -196,6 +201,8 @@ class Gate:
         state.queue.append(arrived)
         if len(state.queue) == 1:
             self._line_up(channel, state)
+        if self._input_since_ms is None and self._turn:
+            self._input_since_ms = now_ms
         state.next_sequence = Sequence(arrived.sequence + 1)
         state.queued_bytes += arrived.size_bytes
         return self._perform(self._barriers.on_arrival(channel, arrived.sequence, now_ms=now_ms), arrived)
@@ -231,22 +238,21 @@ class Gate:
             self._barriers.on_triggered(checkpoint, age_ms=age_ms, switch_after_ms=switch_after_ms, now_ms=now_ms)
         )
 
-    def on_time(self, now_ms: float, *, storage_bytes_per_ms: float | None) -> list[GateResult]:
+    def on_time(self, now_ms: float, *, storage: StorageSpeed) -> list[GateResult]:
         results = self._perform(self._barriers.on_time(now_ms))
-        for checkpoint, switch_at_ms in self._barriers.switchable():
-            if should_switch_now(
-                queued_bytes=self._bytes_before(checkpoint),
-                drain_bytes_per_ms=self._drain.bytes_per_ms,
-                storage_bytes_per_ms=storage_bytes_per_ms,
-                left_ms=switch_at_ms - now_ms,
-            ):
-                results += self._perform(self._barriers.switch_now(checkpoint, now_ms=now_ms))
+        if switchable := self._barriers.switchable():
+            self._note_drained(0, now_ms)
+            for checkpoint, switch_at_ms in switchable:
+                if should_switch_now(
+                    queued_bytes=self._bytes_before(checkpoint),
+                    drain_bytes_per_ms=self._drain.bytes_per_ms,
+                    storage=storage,
+                    left_ms=switch_at_ms - now_ms,
+                ):
+                    results += self._perform(self._barriers.switch_now(checkpoint, now_ms=now_ms))
         if self._debloat is not None and now_ms >= self._debloat.next_deadline_ms():
-            for change in self._debloat.on_time(now_ms, queued_bytes=self.queued_bytes()):
-                state = self._channels[change.channel]
-                state.window_bytes = change.window_bytes
-                state.window.resize(change.window_bytes)
-                self.grants.append(Grant(change.channel, state.position(), change.window_bytes))
+            self._note_drained(0, now_ms)
+            self._resize(self._debloat, now_ms)
         return results
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
@@ -273,16 +279,19 @@ class Gate:
         head = arrived.element
         assert isinstance(head, Batch)
         size_bytes = arrived.size_bytes * consumed.rows.num_rows // head.rows.num_rows
-        self._drain.on_consumed(size_bytes, elapsed_ms)
+        self._slice_bytes += (size_bytes - self._slice_bytes) * _SLICE_WEIGHT
         if self._debloat is not None:
             self._debloat.on_consumed(consumed.channel, size_bytes)
         state.rows_done += consumed.rows.num_rows
         assert self._turn[0] == consumed.channel, "the slice is of the channel whose turn it is"
         self._turn.popleft()
+        results: list[GateResult] = []
         if state.rows_done < head.rows.num_rows:
             self._line_up(consumed.channel, state)
-            return []
-        return self._pop_head(consumed.channel, state, now_ms)
+        else:
+            results = self._pop_head(consumed.channel, state, now_ms)
+        self._note_drained(size_bytes, now_ms, least_ms=elapsed_ms)
+        return results
 
     def skip_markers(self, now_ms: float) -> list[GateResult]:
         """Consume watermarks, end marks and empty batches at the heads, as far as they may be.
@@ -344,6 +353,22 @@ class Gate:
 
     # -- inside
 
+    def _note_drained(self, size_bytes: int, now_ms: float, *, least_ms: float = 0.0) -> None:
+        """Time counts while rows wait that may be consumed: in work, behind other tasks or for room in the output."""
+        since_ms = self._input_since_ms
+        elapsed_ms = max(least_ms, 0.0 if since_ms is None else now_ms - since_ms)
+        if size_bytes or elapsed_ms:
+            self._drain.on_consumed(size_bytes, elapsed_ms)
+        self._input_since_ms = now_ms if self._turn else None
+
+    def _resize(self, debloat: Debloat, now_ms: float) -> None:
+        drain = self._drain.bytes_per_ms
+        for change in debloat.on_time(now_ms, drain_bytes_per_ms=drain, slice_bytes=int(self._slice_bytes)):
+            state = self._channels[change.channel]
+            state.window_bytes = change.window_bytes
+            state.window.resize(change.window_bytes)
+            self.grants.append(Grant(change.channel, state.position(), change.window_bytes))
+
     @staticmethod
     def _is_marker(element: NumberedElement) -> bool:
         return not isinstance(element, Batch) or element.rows.num_rows == 0
@@ -364,13 +389,9 @@ class Gate:
         return self._phases.may_consume(channel) and self._barriers.may_consume(channel, epoch=head.epoch)
 
     def _bytes_before(self, checkpoint: CheckpointId) -> int:
-        """What has to be processed before the checkpoint is aligned, as far as it is here."""
-        return sum(
-            arrived.size_bytes
-            for channel, before in self._barriers.barriers_ahead(checkpoint).items()
-            for arrived in self._channels[channel].queue
-            if before is None or arrived.sequence < before
-        )
+        """What has to be processed before the checkpoint is aligned."""
+        ahead = self._barriers.barriers_ahead(checkpoint).items()
+        return sum(_bytes_before(self._channels[channel], before) for channel, before in ahead)
 
     def _next_consumable(self) -> ChannelId | None:
         while self._turn:
@@ -402,7 +423,7 @@ class Gate:
         self._line_up(channel, state)
         if self._phases.on_consumed(channel, state.position()):
             self._release(list(self._held_back))
-        if state.window.is_grant_due(head.size_bytes, channel_is_empty=not state.queue):
+        if state.window.is_grant_due(head.size_bytes, channel_is_empty=not state.queue, now_ms=now_ms):
             self.grants.append(Grant(channel, state.position(), state.window_bytes))
         return self._perform(self._barriers.on_consumed(channel, state.position(), now_ms=now_ms))
 
@@ -469,6 +490,18 @@ def _watermarks(
     return InputWatermarks(
         channels, waiting_inputs, restored=stored, current_ms=current_ms, event_time_of=event_time_of
     )
+
+
+def _bytes_before(state: _Channel, before: Sequence | None) -> int:
+    """What is not here yet, at the sender or on its way, is taken to be like what is."""
+    queue = state.queue
+    if not queue:
+        return 0
+    if before is None:
+        return state.queued_bytes
+    missing = max(0, before - state.next_sequence)
+    here_bytes = sum(arrived.size_bytes for arrived in queue if arrived.sequence < before)
+    return here_bytes + missing * state.queued_bytes // len(queue)
 
 
 def _captured(arrived: Arrived, *, done_rows: int = 0) -> CapturedElement:

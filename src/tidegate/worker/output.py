@@ -26,8 +26,8 @@ from tidegate.plan.physical import (
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.kinds import CheckpointKind
-from tidegate.protocol.switching import DrainRate, should_switch_now
-from tidegate.protocol.windows import SendWindow
+from tidegate.protocol.switching import DrainRate, StorageSpeed, should_switch_now
+from tidegate.protocol.windows import MostAhead, SendWindow
 
 # Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it, and a slice at
 # the receiver, which takes no more than a frame, some 300 us.
@@ -35,6 +35,10 @@ GATHER_BYTES = 512 << 10
 GATHER_MS = 20.0
 # What an element without rows counts for, so that nothing is free.
 MARKER_BYTES = 32
+# By so much of it a window may be overdrawn.
+_LEAST_ROOM = 0.125
+# When so much was emitted, half of it is forgotten: keys change, and with them the channels' shares.
+_SHARE_MEMORY_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +67,20 @@ class HeldCapture:
 
 class OutputChannel:
     def __init__(
-        self, channel: ChannelId, index: int, link: Link, *, window_bytes: int, next_sequence: Sequence
+        self,
+        channel: ChannelId,
+        index: int,
+        link: Link,
+        *,
+        window_bytes: int,
+        next_sequence: Sequence,
+        ahead: MostAhead | None = None,
     ) -> None:
         self.channel = channel
         self._index = index
         self._link = link
         self.window_bytes = window_bytes
-        self._gather_bytes = _gather_bytes(window_bytes)
+        self._ahead = ahead
         self._window = SendWindow(window_bytes)
         self._cuts = ChannelCuts(first_unsent=next_sequence)
         self._next = next_sequence
@@ -82,20 +93,34 @@ class OutputChannel:
         self._held: dict[CheckpointId, HeldCapture] = {}
         self._drain = DrainRate()
         self._drained_at_ms: float | None = None
+        self._gather_bytes = _gather_bytes(int(self._limit_bytes()))
+        self.emitted_bytes = 0.0  # the past fading, see `TaskOutput.room_bytes`
 
     # -- rows
 
     def has_room(self) -> bool:
-        return self._window.has_room()
+        return self._window.has_room() and (self._ahead is None or self.in_flight_bytes() < self._limit_bytes())
 
     def in_flight_bytes(self) -> int:
         return self._window.in_flight_bytes + self._gathered_bytes
+
+    def room_bytes(self) -> float:
+        """What the next slice may put in; never less than a part of the window, because slices must not be tiny."""
+        limit_bytes = self._limit_bytes()
+        return max(limit_bytes * _LEAST_ROOM, limit_bytes - self.in_flight_bytes())
+
+    def _limit_bytes(self) -> float:
+        if self._ahead is None:
+            return self.window_bytes
+        return min(self.window_bytes, self._ahead.limit_bytes(self._drain.bytes_per_ms))
 
     def gather(self, rows: pa.RecordBatch, now_ms: float) -> None:
         if not self._gathered:
             self._gathered_since_ms = now_ms
         self._gathered.append(rows)
-        self._gathered_bytes += rows.nbytes
+        size_bytes = rows.nbytes
+        self._gathered_bytes += size_bytes
+        self.emitted_bytes += size_bytes
         if self._gathered_bytes >= self._gather_bytes:
             self.seal()
 
@@ -120,6 +145,8 @@ class OutputChannel:
             return
         pieces, self._gathered = self._gathered, []
         size_bytes, self._gathered_bytes = self._gathered_bytes, 0
+        if not self._window.in_flight_bytes:
+            self._drained_at_ms = self._gathered_since_ms  # from here on the receiver has something to do
         rows = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         self._enqueue(Batch(rows), size_bytes + MARKER_BYTES)
 
@@ -137,7 +164,7 @@ class OutputChannel:
         if window_bytes != self.window_bytes:
             self.window_bytes = window_bytes
             self._window.resize(window_bytes)
-            self._gather_bytes = _gather_bytes(window_bytes)
+        self._gather_bytes = _gather_bytes(int(self._limit_bytes()))
 
     def send_one(self) -> bool:
         """Hand over the next element if the link takes it; true if it did."""
@@ -164,13 +191,13 @@ class OutputChannel:
         self._link.send_message(BarrierSent(self._index, checkpoint, self._next, age_ms, switch_after_ms))
         self._perform(self._cuts.on_snapshot(checkpoint, kind, before=self._next, switch_at_ms=switch_at_ms))
 
-    def on_time(self, now_ms: float, *, storage_bytes_per_ms: float | None) -> None:
+    def on_time(self, now_ms: float, *, storage: StorageSpeed) -> None:
         self._perform(self._cuts.on_time(now_ms))
         for checkpoint, before, switch_at_ms in self._cuts.switchable():
             if should_switch_now(
                 queued_bytes=sum(sealed.size_bytes for sealed in self._unsent if sealed.sequence < before),
                 drain_bytes_per_ms=self._drain.bytes_per_ms,
-                storage_bytes_per_ms=storage_bytes_per_ms,
+                storage=storage,
                 left_ms=switch_at_ms - now_ms,
             ):
                 self._perform(self._cuts.switch_now(checkpoint))
@@ -245,6 +272,20 @@ class EdgeOutput:
             case unreachable:
                 assert_never(unreachable)
 
+    def room_bytes(self, total_bytes: float) -> float:
+        """What the task may emit in all, of which `total_bytes` were emitted lately, by the room of this edge."""
+        match self._partitioning:
+            case RebalancePartitioning() | PointwisePartitioning():
+                emitted_bytes = sum(channel.emitted_bytes for channel in self.channels)
+                next_room_bytes = self.channels[self._turn].room_bytes()  # all of a slice goes there
+                return next_room_bytes * total_bytes / emitted_bytes if emitted_bytes else next_room_bytes
+            case HashPartitioning() | BroadcastPartitioning() | ForwardPartitioning():
+                emitting = (channel for channel in self.channels if channel.emitted_bytes)
+                rooms = (channel.room_bytes() * total_bytes / channel.emitted_bytes for channel in emitting)
+                return min(rooms, default=float("inf"))
+            case unreachable:
+                assert_never(unreachable)
+
 
 class TaskOutput:
     """Where a task's rows go: every outgoing edge gets all of them."""
@@ -261,9 +302,16 @@ class TaskOutput:
     def has_room(self) -> bool:
         return all(channel.has_room() for channel in self.channels)
 
-    def window_bytes(self) -> int:
-        """What all channels together may have in flight."""
-        return sum(channel.window_bytes for channel in self.channels)
+    def room_bytes(self) -> float:
+        """What a slice may emit in all, so that no channel gets more than its room by the share it had lately."""
+        total_bytes = sum(channel.emitted_bytes for channel in self.channels)
+        if not total_bytes:
+            return sum(channel.room_bytes() for channel in self.channels)
+        if total_bytes > _SHARE_MEMORY_BYTES:
+            for channel in self.channels:
+                channel.emitted_bytes /= 2
+            total_bytes /= 2
+        return min(edge.room_bytes(total_bytes) for edge in self._edges)
 
     def in_flight_bytes(self) -> int:
         return sum(channel.in_flight_bytes() for channel in self.channels)

@@ -4,21 +4,30 @@ from dataclasses import dataclass
 
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.admission import ActiveBackpressure
+from tidegate.protocol.debloat import WindowBounds
 from tidegate.protocol.kinds import Guarantee
 
 # Often enough for event time to look smooth, seldom enough not to cut batches short.
 WATERMARK_INTERVAL_MS = 50.0
 # A source subtask without rows for so long, a slot without a file for instance, does not hold back event time.
 IDLE_AFTER_MS = 1_000.0
-# A debloated window still holds some batches, so that a frame's fixed cost does not become the bottleneck.
-LEAST_WINDOW_BYTES = 16 << 10
+# Below that a debloated window would be smaller than what most rows take.
+LEAST_WINDOW_BYTES = 1 << 10
+# Until a gate knows its rate: a slow task's first checkpoints need not wait for full windows, and a quick one asks for
+# more within a fraction of a second.
+START_WINDOW_BYTES = 16 << 10
+# What all channels into a slot may have in flight together.
+NETWORK_MEMORY_BYTES = 64 << 20
 # Captures smaller than this in one slot are not worth a file of their own; the next checkpoint writes them again.
 INLINE_BELOW_BYTES = 20 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSettings:
-    """`debloat_target_ms`: windows follow what a gate consumes in that time; None leaves them as they are."""
+    """`debloat_target_ms`: windows follow what a gate consumes in that time; None leaves them as they are.
+
+    `network_memory_bytes` bounds the windows of all channels into a slot together.
+    """
 
     plan: JobPlan
     checkpoint_location: str
@@ -30,6 +39,25 @@ class SlotSettings:
     max_concurrent_checkpoints: int = 1
     debloat_target_ms: float | None = None
     least_window_bytes: int = LEAST_WINDOW_BYTES
+    network_memory_bytes: int = NETWORK_MEMORY_BYTES
     watermark_interval_ms: float = WATERMARK_INTERVAL_MS
     idle_after_ms: float | None = IDLE_AFTER_MS
     inline_below_bytes: int = INLINE_BELOW_BYTES
+
+    def window_bounds(self, *, gate_channels: int, slot_channels: int) -> WindowBounds:
+        """Of a gate with so many of its slot's channels."""
+        each_bytes = max(1, min(self.window_bytes, self.network_memory_bytes // max(1, slot_channels)))
+        if self.debloat_target_ms is None:
+            return WindowBounds(
+                least_bytes=each_bytes,
+                start_bytes=each_bytes,
+                most_bytes=each_bytes,
+                most_total_bytes=each_bytes * gate_channels,
+            )
+        total_bytes = max(gate_channels, self.network_memory_bytes * gate_channels // max(1, slot_channels))
+        return WindowBounds(
+            least_bytes=min(self.least_window_bytes, each_bytes),
+            start_bytes=min(START_WINDOW_BYTES, each_bytes),
+            most_bytes=min(self.window_bytes, total_bytes),
+            most_total_bytes=total_bytes,
+        )

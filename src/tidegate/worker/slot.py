@@ -72,6 +72,7 @@ class SlotRun:
             send=send,
         )
         self._poll = select.poll()
+        self._between_steps = select.poll()
         self._control_of = {p.control.fileno(): p for p in peers.values()}
         self._data_of = {p.data.fileno(): p for p in peers.values()}
 
@@ -99,7 +100,7 @@ class SlotRun:
 
     def turn(self, extra_fds: "list[int]") -> set[int]:
         """One turn of the loop; gives the descriptors of `extra_fds` that have something to read."""
-        moved = self._step_tasks()
+        moved = self._step_tasks(extra_fds)
         self._send_elements()
         self._tasks.encode_some(self._clock.monotonic_ms() + _ENCODE_BUDGET_MS)
         self._tasks.report()
@@ -115,7 +116,7 @@ class SlotRun:
                 peer.control.close()
                 peer.data.close()
 
-    def _step_tasks(self) -> bool:
+    def _step_tasks(self, extra_fds: "list[int]") -> bool:
         moved = False
         # Downstream first: room that it makes can be used in the same turn.
         for task in reversed(self._tasks.tasks):
@@ -123,9 +124,16 @@ class SlotRun:
                 moved = True
                 self._after_step()
                 self._look_at_control()
+                if self._is_anything_readable(extra_fds):
+                    break  # a trigger or an upload that is done waits for one step too, not for one of each task
         self._tasks.on_time()
         self._after_step()
         return moved
+
+    def _is_anything_readable(self, fds: "list[int]") -> bool:
+        for fd in fds:
+            self._between_steps.register(fd, select.POLLIN)
+        return bool(self._between_steps.poll(0))
 
     def _after_step(self) -> None:
         """Pass on what tasks left behind: grants, messages between tasks of this slot, outputs that are decided."""
@@ -163,13 +171,17 @@ class SlotRun:
         return ready.intersection(extra_fds)
 
     def _look_at_control(self) -> None:
-        for peer in self._peers.values():
-            self._read_control(peer)
+        heard = sum(self._read_control(peer) for peer in self._peers.values())
+        if heard:
+            # A barrier that came goes on to this slot's other tasks at once, not behind the next one's step.
+            self._after_step()
 
-    def _read_control(self, peer: PeerLinks) -> None:
+    def _read_control(self, peer: PeerLinks) -> int:
         peer.control.flush()
-        for data in peer.control.receive():
+        messages = peer.control.receive()
+        for data in messages:
             self._tasks.on_peer_message(decode_peer(data))
+        return len(messages)
 
     def _deliver(self, channel: int, arrived: Arrived) -> None:
         self._tasks.on_element(channel, arrived)

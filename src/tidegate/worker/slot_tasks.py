@@ -187,7 +187,7 @@ class SlotTasks:
     def on_time(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for task in self.tasks:
-            task.on_time(now_ms, storage_bytes_per_ms=self._snapshots.storage_bytes_per_ms())
+            task.on_time(now_ms, storage=self._snapshots.storage_speed())
 
     def send_grants(self) -> None:
         for task in self.tasks:

@@ -1,10 +1,13 @@
 """A slot's part of each checkpoint: gathers snapshots, encodes between steps, uploads behind, acknowledges."""
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 from tidegate.connectors.contract import Prepared
 from tidegate.model.clock import Clock
+from tidegate.model.errors import DidNotHappen
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
 from tidegate.network.messages import (
     Acknowledge,
@@ -19,11 +22,12 @@ from tidegate.network.messages import (
     TaskStanding,
 )
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Redistribution
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFileWriter, sum_of
-from tidegate.storage.store import Store
+from tidegate.storage.store import Buffer, Store
 from tidegate.worker.captured import HELD, RECEIVED, section_name
 from tidegate.worker.channel_state import (
     CapturedChannel,
@@ -44,8 +48,6 @@ PART_MARK = "#"
 _DONE = object()
 # A late snapshot of an aborted checkpoint is recognised as long as its id is within this many of the newest abort.
 _REMEMBERED_ABORTS = 1000
-# Smaller uploads say how long a call takes, not how fast storage is.
-_MEASURED_FROM_BYTES = 64 << 10
 
 KIND_OF: dict[Redistribution, SectionKind] = {
     Redistribution.KEYED: "state",
@@ -84,6 +86,10 @@ class _Assembly:
     queued_at_ms: float | None = None
     upload: "_UploadTimes" = field(default_factory=lambda: _UploadTimes())
 
+    def raise_if_dropped(self) -> None:
+        if self.is_dropped:
+            raise DidNotHappen("The checkpoint was aborted while it was uploaded.")
+
 
 @dataclass(slots=True)
 class _UploadTimes:
@@ -94,6 +100,25 @@ class _UploadTimes:
     storing_ms: float = 0.0
     stored_bytes: int = 0
     is_storing: bool = False
+
+
+class _Wanted(Items[Buffer]):
+    """The pieces of a file for as long as anybody waits for it: an upload ends in its midst when nobody does."""
+
+    def __init__(self, pieces: Items[Buffer], assembly: _Assembly) -> None:
+        self._pieces = pieces
+        self._assembly = assembly
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Items[Buffer]: ...
+    def __getitem__(self, index: int | slice) -> Buffer | Items[Buffer]:
+        self._assembly.raise_if_dropped()
+        return self._pieces[index]
+
+    def __len__(self) -> int:
+        return len(self._pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +172,7 @@ class SlotSnapshots:
         self._finished: set[TaskId] = set()
         self.known = KnownElements()
         self._acknowledged: dict[CheckpointId, list[tuple[ChannelId, Sequence, StoredAt]]] = {}
-        self._storage_bytes_per_ms: float | None = None
+        self._storage_speed = UNKNOWN_SPEED
         # What sinks prepared for checkpoints that are not known to be complete. Each later checkpoint carries it too:
         # if an earlier one fails, its rows are still committed, and committing them twice changes nothing.
         self._unsettled: dict[TaskId, dict[CheckpointId, Prepared]] = {}
@@ -215,9 +240,9 @@ class SlotSnapshots:
         """Of the checkpoints that are under way here."""
         return [self._standing(checkpoint, assembly) for checkpoint, assembly in self._assemblies.items()]
 
-    def storage_bytes_per_ms(self) -> float | None:
-        """How fast storage took the last upload that was large enough to tell."""
-        return self._storage_bytes_per_ms
+    def storage_speed(self) -> StorageSpeed:
+        """How fast storage took the last upload."""
+        return self._storage_speed
 
     def waiting_for_outputs(self) -> list[tuple[CheckpointId, TaskId]]:
         return [
@@ -324,6 +349,7 @@ class SlotSnapshots:
                     epoch.make_durable()
             times.sink_ms = self._clock.monotonic_ms() - times.began_at_ms
             times.is_storing = True
+            assembly.raise_if_dropped()
             store = self._store if savepoint is None else self._open_location(savepoint)
             storing_since_ms = self._clock.monotonic_ms()
             stored_bytes = 0
@@ -331,12 +357,12 @@ class SlotSnapshots:
             if captures.new_pieces:
                 new_file = layout.channel_file(folder, self._slot)
                 new_sum = sum_of(captures.new_pieces)
-                store.put(new_file, captures.new_pieces)
+                store.put(new_file, _Wanted(captures.new_pieces, assembly))
                 shared.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
                 stored_bytes += new_sum.length_bytes
             pieces = assembly.writer.finish()
             file = sum_of(pieces)
-            store.put(path, pieces)
+            store.put(path, _Wanted(pieces, assembly))
             now_ms = self._clock.monotonic_ms()
             stored_bytes += file.length_bytes
             times.storing_ms, times.stored_bytes = now_ms - storing_since_ms, stored_bytes
@@ -349,14 +375,10 @@ class SlotSnapshots:
                 reason = f"{type(error).__name__}: {error}"
                 self._send(Decline(self._generation, checkpoint, reason, is_upload=times.is_storing))
                 return
-            self._note_speed(uploaded[0])
+            self._storage_speed = StorageSpeed(uploaded[0].stored_bytes, uploaded[0].storing_ms)
             self._acknowledge(checkpoint, assembly, to_commit, uploaded[0])
 
         self._background.submit(work, then)
-
-    def _note_speed(self, uploaded: _Uploaded) -> None:
-        if uploaded.stored_bytes >= _MEASURED_FROM_BYTES and uploaded.storing_ms > 0:
-            self._storage_bytes_per_ms = uploaded.stored_bytes / uploaded.storing_ms
 
     def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
         return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]

@@ -1,11 +1,12 @@
 """A source at the head of a task: when its reader may be asked for rows, and when it counts as idle."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidegate.connectors.contract import (
     EndOfData,
     EndOfSource,
+    FollowsCheckpoints,
     NothingNow,
     Polled,
     ReadsBatches,
@@ -13,6 +14,7 @@ from tidegate.connectors.contract import (
     SourceReader,
     TellsLag,
     TellsPosition,
+    WrapsReader,
 )
 from tidegate.model.ids import CheckpointId
 from tidegate.protocol.admission import SourceAdmission
@@ -35,6 +37,12 @@ class SourceHead:
     _suspended_by: CheckpointId | None = None
     _is_paused: bool = False
     _is_behind: bool = False
+    _able: SourceReader = field(init=False, repr=False)  # whoever can do more than read, see `WrapsReader`
+
+    def __post_init__(self) -> None:
+        self._able = self.reader
+        while isinstance(self._able, WrapsReader):
+            self._able = self._able.wrapped
 
     def poll(self, max_rows: int, now_ms: float) -> Polled | None:
         """None if it may not be asked now."""
@@ -73,7 +81,7 @@ class SourceHead:
         return True
 
     def holds_event_time(self) -> bool:
-        return isinstance(self.reader, ReadsBatches) and self.reader.is_amid_batch()
+        return isinstance(self._able, ReadsBatches) and self._able.is_amid_batch()
 
     def add_splits(self, splits: Sequence[bytes], *, is_last: bool) -> None:
         self.reader.add_splits(splits)
@@ -92,7 +100,7 @@ class SourceHead:
     # -- checkpoints
 
     def position(self) -> bytes | None:
-        return self.reader.position() if isinstance(self.reader, TellsPosition) else None
+        return self._able.position() if isinstance(self._able, TellsPosition) else None
 
     def lag_ms(self) -> float | None:
         return self.reader.lag_ms() if isinstance(self.reader, TellsLag) else None
@@ -102,8 +110,17 @@ class SourceHead:
         if suspends:
             self._suspended_by = checkpoint
         self.admission.on_triggered(checkpoint, now_ms)
+        if isinstance(self._able, FollowsCheckpoints):
+            self._able.on_checkpoint_triggered(checkpoint)
+
+    def on_completed(self, checkpoint: CheckpointId) -> None:
+        self.admission.on_settled(checkpoint)
+        if isinstance(self._able, FollowsCheckpoints):
+            self._able.on_checkpoint_completed(checkpoint)
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
         if self._suspended_by == checkpoint:
             self._suspended_by = None
         self.admission.on_settled(checkpoint)
+        if isinstance(self._able, FollowsCheckpoints):
+            self._able.on_checkpoint_aborted(checkpoint)

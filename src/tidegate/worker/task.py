@@ -19,6 +19,7 @@ from tidegate.plan.physical import SECOND_INPUT
 from tidegate.protocol.barriers import TakeSnapshot
 from tidegate.protocol.finished import TaskEnd
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import StorageSpeed
 from tidegate.protocol.watermarks import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
@@ -182,15 +183,15 @@ class Task:
                 deadlines.append(self.clock.monotonic_ms() + timer_ms - self.clock.wall_ms())
         return min(deadlines, default=None)
 
-    def on_time(self, now_ms: float, *, storage_bytes_per_ms: float | None) -> None:
+    def on_time(self, now_ms: float, *, storage: StorageSpeed) -> None:
         for giving, _ in self._giving:
             giving.on_time(now_ms)
         if self.gate is not None:
-            self.perform(self.gate.on_time(now_ms, storage_bytes_per_ms=storage_bytes_per_ms))
+            self.perform(self.gate.on_time(now_ms, storage=storage))
         if self.output is not None:
             for channel in self.output.channels:
                 channel.seal_if_due(now_ms)
-                channel.on_time(now_ms, storage_bytes_per_ms=storage_bytes_per_ms)
+                channel.on_time(now_ms, storage=storage)
         if self.has_ended and (self.output is None or not self.output.in_flight_bytes()):
             self._finish_if(bool(self._end.on_outputs_consumed()))
 
@@ -269,7 +270,7 @@ class Task:
 
     def on_done(self, checkpoint: CheckpointId) -> None:
         if self.source is not None:
-            self.source.admission.on_settled(checkpoint)
+            self.source.on_completed(checkpoint)
         self.watch.on_done(checkpoint)
         self._finish_if(bool(self._end.on_completed(checkpoint)))
 
@@ -419,14 +420,14 @@ class Task:
         return False
 
     def _slice_rows(self) -> int:
-        """As many rows as take about the target time, but not more than fill the output's windows once."""
+        """As many rows as take about the target time, but not more than the output has room for."""
         return self._fitting(min(self.sizer.rows, self._room()), self._output_bytes_per_row)
 
     def _fitting(self, wanted: int, bytes_per_row: float) -> int:
         if self.output is None or not bytes_per_row:
             return wanted
         # Rows that a filter drops make the divisor ever smaller, until the quotient is infinite, which is no integer.
-        return max(1, int(min(wanted, self.output.window_bytes() / bytes_per_row)))
+        return max(1, int(min(wanted, self.output.room_bytes() / bytes_per_row)))
 
     def _process(self, feed: Emit, rows: pa.RecordBatch, started_ms: float) -> None:
         self._is_idle_due = False

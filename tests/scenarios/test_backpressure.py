@@ -1,0 +1,269 @@
+"""Overloaded jobs over real sockets, without Spark: what checkpoints cost, who waits for whom. A slot is a thread."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.job import JobSpec
+from tidegate.coordinator.views import CheckpointView
+from tidegate.operators.contract import ProcessorHandle, Times
+from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.nodes import MapInArrow, Scan, Sink, TransformWithState
+from tidegate.protocol.admission import ActiveBackpressure
+from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.restart import NoRestart
+from tidegate.protocol.retention import KeepNumber
+from tidegate.storage.store import Data, LocalFiles, Store, open_store
+from tidegate.testing.threads import NamedUserCode, ThreadLauncher
+from tidegate.worker import main
+from tidegate.worker.settings import SlotSettings
+
+PAYLOAD = "x" * 200
+KEYED = pa.schema([("k", pa.int64()), ("k", pa.int64()), ("payload", pa.string())])
+COUNTED = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+
+
+class SlowCount:
+    """Each row takes its time; while it sleeps, other slots of this process run."""
+
+    def __init__(self, row_s: float) -> None:
+        self._row_s = row_s
+
+    def init(self, handle: ProcessorHandle) -> None:
+        self._count = handle.value_state("count", ("n",))
+
+    def handle_rows(
+        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
+    ) -> Iterator[tuple[Any, ...]]:
+        stored = self._count.get()
+        n = 0 if stored is None else stored[0]
+        for _ in rows:
+            time.sleep(self._row_s)
+            n += 1
+        self._count.update((n,))
+        yield (*key, n)
+
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterator[tuple[Any, ...]]:
+        raise AssertionError("no timer was registered")
+
+    def close(self) -> None:
+        return
+
+
+def with_payload(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        keys = pa.array([value % 100 for value in batch.column(0).to_pylist()], pa.int64())
+        yield pa.RecordBatch.from_arrays([keys, keys, pa.repeat(pa.scalar(PAYLOAD), batch.num_rows)], schema=KEYED)
+
+
+def job(
+    folder: Path,
+    *,
+    rows_per_s: int,
+    row_s: float,
+    switch_after_ms: float | None,
+    interval_ms: float,
+    window_bytes: int,
+    timeout_ms: float = 60_000,
+    tolerable_failures: int = 0,
+    backpressure: ActiveBackpressure = ActiveBackpressure.OFF,
+    debloat_target_ms: float | None = None,
+) -> Coordinator:
+    scan = Scan("rate", {"rowsPerSecond": str(rows_per_s)}, pa.schema([("value", pa.int64())]))
+    counted = TransformWithState(MapInArrow(scan, b"payload", "payload", KEYED), 1, b"slow", COUNTED)
+    plan = lower(counted, Sink("noop", {}, COUNTED), parallelism=2, max_parallelism=128)
+    spec = JobSpec(
+        name="backpressure",
+        job_id="backpressure",
+        slot_settings=SlotSettings(
+            plan=plan,
+            checkpoint_location=str(folder / "chk"),
+            window_bytes=window_bytes,
+            state_backend="heap",
+            active_backpressure=backpressure,
+            checkpoint_interval_ms=interval_ms,
+            debloat_target_ms=debloat_target_ms,
+        ),
+        fingerprint=tuple(fingerprint(plan)),
+        checkpoints=CheckpointSettings(
+            interval_ms=interval_ms,
+            timeout_ms=timeout_ms,
+            min_pause_ms=0,
+            max_concurrent=1,
+            tolerable_failures=tolerable_failures,
+        ),
+        switch_after_ms=switch_after_ms,
+        keep=KeepNumber(2),
+        restart=NoRestart(),
+        available_now=False,
+        driver_host="127.0.0.1",
+        bind_host="127.0.0.1",
+        slot_bind_host="127.0.0.1",
+        advertised_host=None,
+        ports="any",
+    )
+    code = NamedUserCode(functions={"payload": with_payload}, processors={"slow": lambda: SlowCount(row_s)})
+    return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})
+
+
+@pytest.fixture
+def running() -> Iterator[list[Coordinator]]:
+    """Whatever is put in is stopped at the end, and leaves no thread."""
+    before = set(threading.enumerate())
+    started: list[Coordinator] = []
+    yield started
+    for coordinator in started:
+        coordinator.stop()
+        assert coordinator.wait(20)
+    deadline = time.monotonic() + 5
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+def completed(coordinator: Coordinator, count: int, *, timeout_s: float = 30) -> list[CheckpointView]:
+    """The first so many, oldest first."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        view = coordinator.view()
+        assert view.state in ("starting", "restoring", "running", "created", "deploying"), view
+        done = [c for c in reversed(view.checkpoints) if c.status == "completed"]
+        if len(done) >= count:
+            return done[:count]
+        time.sleep(0.02)
+    raise AssertionError(f"{coordinator.view().checkpoints}")
+
+
+def paused_ms(coordinator: Coordinator) -> float:
+    return sum(task.paused_ms for task in coordinator.view().tasks)
+
+
+def test_a_switching_checkpoint_does_not_wait_for_its_deadline_once_queue_and_storage_are_known(
+    tmp_path: Path, running: list[Coordinator]
+) -> None:
+    """In flight are two seconds of work: the first one switches at its deadline, the others see it coming."""
+    overloaded = job(
+        tmp_path, rows_per_s=100_000, row_s=0.001, switch_after_ms=1000.0, interval_ms=100, window_bytes=256 << 10
+    )
+    running.append(overloaded)
+    overloaded.start()
+    first, *others = completed(overloaded, 6)
+    assert first.kind == "switched"
+    quick = sorted(c.duration_ms for c in others)
+    assert quick[len(quick) // 2] < 600, quick
+    assert {c.kind for c in others} == {"switched"}
+
+
+def test_under_steady_backpressure_a_checkpoint_writes_a_small_part_of_what_is_in_flight(
+    tmp_path: Path, running: list[Coordinator]
+) -> None:
+    overloaded = job(
+        tmp_path, rows_per_s=100_000, row_s=0.001, switch_after_ms=0.0, interval_ms=200, window_bytes=512 << 10
+    )
+    running.append(overloaded)
+    overloaded.start()
+    views = completed(overloaded, 16)
+    steady = views[8:]
+    assert sum(c.new_inflight_bytes for c in steady) < 0.25 * sum(c.inflight_bytes for c in steady), [
+        (c.new_inflight_bytes, c.inflight_bytes) for c in views
+    ]
+
+
+class SlowFiles(LocalFiles):
+    """Takes half a second for each file."""
+
+    def put(self, path: str, data: Data) -> None:
+        time.sleep(0.5)
+        LocalFiles.put(self, path, data)
+
+
+@pytest.mark.parametrize(("mode", "waits"), [(ActiveBackpressure.ON, False), (ActiveBackpressure.STRICT, True)])
+def test_a_slow_store_throttles_a_healthy_stream_only_if_backpressure_is_strict(
+    mode: ActiveBackpressure,
+    waits: bool,
+    tmp_path: Path,
+    running: list[Coordinator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def open_slowly(location: str) -> Store:
+        opened = open_store(location)
+        assert isinstance(opened, LocalFiles)
+        return SlowFiles(opened.root)
+
+    monkeypatch.setattr(main, "open_store", open_slowly)
+    healthy = job(
+        tmp_path,
+        rows_per_s=500,
+        row_s=0.0001,
+        switch_after_ms=1000.0,
+        interval_ms=100,
+        window_bytes=64 << 10,
+        backpressure=mode,
+    )
+    running.append(healthy)
+    healthy.start()
+    views = completed(healthy, 3)
+    assert min(c.duration_ms for c in views) > 400, "else storage was not slow"
+    assert (paused_ms(healthy) > 500) is waits, paused_ms(healthy)
+
+
+def test_active_backpressure_keeps_what_stands_before_a_barrier_to_about_one_interval(
+    tmp_path: Path, running: list[Coordinator]
+) -> None:
+    """Windows take more than a second of work, an interval is a tenth of one."""
+
+    def median_ms(folder: str, mode: ActiveBackpressure) -> float:
+        overloaded = job(
+            tmp_path / folder,
+            rows_per_s=2_000,
+            row_s=0.002,
+            switch_after_ms=None,
+            interval_ms=100,
+            window_bytes=64 << 10,
+            backpressure=mode,
+        )
+        running.append(overloaded)
+        overloaded.start()
+        durations = sorted(c.duration_ms for c in completed(overloaded, 5)[2:])
+        overloaded.stop()
+        return durations[len(durations) // 2]
+
+    with_it = median_ms("on", ActiveBackpressure.ON)
+    without = median_ms("off", ActiveBackpressure.OFF)
+    assert with_it < without / 2, (with_it, without)
+
+
+def test_the_stream_goes_on_while_one_checkpoint_after_another_expires(
+    tmp_path: Path, running: list[Coordinator]
+) -> None:
+    overloaded = job(
+        tmp_path,
+        rows_per_s=100_000,
+        row_s=0.001,
+        switch_after_ms=None,
+        interval_ms=50,
+        timeout_ms=100,
+        window_bytes=128 << 10,
+        tolerable_failures=1000,
+    )
+    running.append(overloaded)
+    overloaded.start()
+    deadline = time.monotonic() + 20
+    while sum(c.failure_reason == "expired" for c in overloaded.view().checkpoints) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    before = _processed(overloaded)
+    while _processed(overloaded) < before + 200:
+        assert time.monotonic() < deadline, "the stream stands still behind checkpoints that nobody waits for"
+        time.sleep(0.02)
+    assert overloaded.view().state == "running"
+
+
+def _processed(coordinator: Coordinator) -> int:
+    return sum(task.rows_in for task in coordinator.view().tasks if not task.is_source)
