@@ -1,7 +1,8 @@
 """One run of one system: a process of its own on a given number of cores, what it says, and what processors it used.
 
-A measured process says `measuring` and `measured` in lines of JSON, a checking one `checked`. It leads a session, by
-which its processor time is found, and by which whatever it left behind is ended. Nothing of a run outlives it.
+A measured process says `measuring`, `sample` and `measured` in lines of JSON, a checking one `checked`. It leads a
+session, by which its processor time is found, and by which whatever it left behind is ended. Nothing of a run outlives
+it.
 """
 
 import json
@@ -10,9 +11,10 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ FOLDER = "{folder}"
 _ROOT = Path(__file__).resolve().parents[1]
 _TERMINATE_S = 10.0
 _KEPT_ERROR_LINES = 6
+_MEMORY_EVERY_S = 1.0
 
 
 class RunFailed(Exception):
@@ -29,14 +32,41 @@ class RunFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one run measured. `cpu_s` is None where the system does not tell."""
+class Checkpoint:
+    """`at_s` is when it was triggered, since the measurement began. An unfinished one has lasted `ms` so far."""
 
-    rows: int
+    id: int
+    status: str
+    kind: str
+    at_s: float
+    ms: float
+    inflight_bytes: int
+    new_inflight_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the processes of a run hold at a moment: shared pages count once."""
+
+    at_s: float
+    driver_bytes: int
+    workers_bytes: int
+    jvm_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one run measured. `cpu_s` is None where the system does not tell; `figures` are the system's own."""
+
+    rows: float
     seconds: float
     cpu_s: float | None
-    checkpoints_ms: tuple[float, ...]
     load_before: float
+    checkpoints: tuple[Checkpoint, ...] = ()
+    samples: tuple[Mapping[str, float], ...] = ()
+    memory: tuple[Memory, ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +79,93 @@ class Results:
     digest: int
 
 
-def measure(command: Sequence[str], *, cores: int, timeout_s: float) -> Run:
+def observe(
+    command: Sequence[str], *, cores: int, timeout_s: float, extra_environment: Mapping[str, str] | None = None
+) -> Observation:
     load_before = os.getloadavg()[0]
     cpu_before_s: float | None = None
-    with _events(command, cores=cores, timeout_s=timeout_s) as (session, events):
-        for event in events:
-            match event["event"]:
-                case "measuring":
-                    cpu_before_s = _cpu_s_of(session)
-                case "measured":
-                    cpu_s = _cpu_s_of(session)
-                    used_s = None if cpu_s is None or cpu_before_s is None else cpu_s - cpu_before_s
-                    return Run(event["rows"], event["seconds"], used_s, tuple(event["checkpoints_ms"]), load_before)
+    samples: list[Mapping[str, float]] = []
+    watch: MemoryWatch | None = None
+    with _events(command, cores=cores, timeout_s=timeout_s, more=extra_environment or {}) as (session, events):
+        try:
+            for event in events:
+                match event.pop("event"):
+                    case "measuring":
+                        cpu_before_s = _cpu_s_of(session)
+                        watch = MemoryWatch(session)
+                    case "sample":
+                        samples.append(event)
+                    case "measured":
+                        cpu_s = _cpu_s_of(session)
+                        used_s = None if cpu_s is None or cpu_before_s is None else cpu_s - cpu_before_s
+                        return Observation(
+                            rows=event.pop("rows"),
+                            seconds=event.pop("seconds"),
+                            cpu_s=used_s,
+                            load_before=load_before,
+                            checkpoints=tuple(Checkpoint(**one) for one in event.pop("checkpoints")),
+                            samples=tuple(samples),
+                            memory=() if watch is None else watch.close(),
+                            figures=event,
+                        )
+        finally:
+            if watch is not None:
+                watch.close()
     raise RunFailed("it ended without a measurement")
 
 
 def check(command: Sequence[str], *, cores: int, timeout_s: float) -> Results:
-    with _events(command, cores=cores, timeout_s=timeout_s) as (_, events):
+    with _events(command, cores=cores, timeout_s=timeout_s, more={}) as (_, events):
         for event in events:
             if event["event"] == "checked":
                 return Results(event["groups"], event["rows"], event["total"], event["digest"])
     raise RunFailed("it ended without results")
 
 
+class MemoryWatch:
+    """Looks at the processes of a session once a second, until it is closed."""
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._began_s = time.monotonic()
+        self._seen: list[Memory] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="memory-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> tuple[Memory, ...]:
+        self._is_over.set()
+        self._thread.join()
+        return tuple(self._seen)
+
+    def _look(self) -> None:
+        while not self._is_over.wait(_MEMORY_EVERY_S):
+            held = {"driver": 0, "workers": 0, "jvm": 0}
+            for pid in _pids_of(self._session):
+                kind = "jvm" if _name(pid) == "java" else "driver" if pid == self._session else "workers"
+                held[kind] += _proportional_bytes(pid)
+            at_s = time.monotonic() - self._began_s
+            self._seen.append(Memory(at_s, held["driver"], held["workers"], held["jvm"]))
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
 @contextmanager
 def _events(
-    command: Sequence[str], *, cores: int, timeout_s: float
+    command: Sequence[str], *, cores: int, timeout_s: float, more: Mapping[str, str]
 ) -> "Iterator[tuple[int, Iterator[dict[str, Any]]]]":
     """Starts the process, gives its session and what it says, and ends all of it."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
@@ -89,7 +180,7 @@ def _events(
                 stderr=stderr,
                 text=True,
                 cwd=place,
-                env=_environment(place),
+                env=_environment(place, more),
                 start_new_session=True,
                 preexec_fn=_on_cores(cores),
             )
@@ -121,11 +212,12 @@ def _end_late(session: int, is_late: threading.Event) -> None:
     _end_session(session)
 
 
-def _environment(place: Path) -> dict[str, str]:
+def _environment(place: Path, more: Mapping[str, str]) -> dict[str, str]:
     """Modules are found from the run's own folder, where everything that is written goes."""
-    found_in = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    given = [more.get("PYTHONPATH"), str(_ROOT), os.environ.get("PYTHONPATH")]
+    found_in = os.pathsep.join(filter(None, given))
     own = {"PYTHONPATH": found_in, "TMPDIR": str(place), "SPARK_LOCAL_DIRS": str(place), "SPARK_LOCAL_IP": "127.0.0.1"}
-    return {**os.environ, **own}
+    return {**os.environ, **more, **own}
 
 
 def _on_cores(cores: int) -> Callable[[], None] | None:
