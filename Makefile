@@ -59,7 +59,7 @@ same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a
 	@TIDEGATE_EVERY_PIPELINE_FALLS=1 $(BIN)/python -m pytest -q tests/spark/same_answers
 
 bench: setup ## Measure beside Flink and Spark, into benchmarks/RESULTS.md; QUICK=1 is shorter, ONLY="slow-operator peak" chooses
-	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS))
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(REPETITIONS),--repetitions $(REPETITIONS))
 
 bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARGS=--json prints numbers
 	@$(BIN)/python -m benchmarks.protocol $(ARGS)

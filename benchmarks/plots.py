@@ -35,6 +35,7 @@ Plot: TypeAlias = Bars | Lines
 _WIDTH_INCHES = 9.0
 _HEIGHT_INCHES = 3.6
 _DOTS_PER_INCH = 110
+_FEW_POINTS = 60
 _COLOURS = {"Tidegate": "#0b6e99", "Flink": "#e6526f", "Spark": "#f2a33c", "PyFlink": "#b07cc6", "Flink SQL": "#9c3f57"}
 
 
@@ -84,7 +85,9 @@ def _bars(axis: Any, plot: Bars) -> None:
 
 def _lines(axis: Any, plot: Lines) -> None:
     for name, points in plot.series.items():
-        axis.plot([x for x, _ in points], [y for _, y in points], label=name, linewidth=1.4, color=_colour(name))
+        marker = "o" if len(points) <= _FEW_POINTS else None
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        axis.plot(xs, ys, label=name, linewidth=1.4, color=_colour(name), marker=marker, markersize=3)
     axis.set_xlabel(plot.across, fontsize=8)
     axis.set_ylabel(plot.unit, fontsize=8)
     if plot.scale is Scale.LINEAR:

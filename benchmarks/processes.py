@@ -7,6 +7,7 @@ it.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -23,7 +24,9 @@ from typing import Any
 FOLDER = "{folder}"
 _ROOT = Path(__file__).resolve().parents[1]
 _TERMINATE_S = 10.0
-_KEPT_ERROR_LINES = 6
+_KEPT_ERROR_LINES = 3
+_KEPT_LINE_LENGTH = 300
+_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b")
 _MEMORY_EVERY_S = 1.0
 
 
@@ -203,8 +206,15 @@ def _spoken(process: "subprocess.Popen[str]", errors: Path, is_late: threading.E
     if is_late.is_set():
         raise RunFailed("it took too long and was ended")
     if code != 0:
-        last = errors.read_text(errors="replace").strip().splitlines()[-_KEPT_ERROR_LINES:]
-        raise RunFailed(f"it ended with {code}: " + " | ".join(last))
+        raise RunFailed(f"it ended with {code}: " + _essence(errors.read_text(errors="replace")))
+
+
+def _essence(said: str) -> str:
+    """The last error's own words, which a trace or a plan may follow at length; otherwise the last lines."""
+    lines = [line.strip() for line in said.strip().splitlines()]
+    named = [number for number, line in enumerate(lines) if _ERROR.match(line)]
+    kept = lines[named[-1] :][:_KEPT_ERROR_LINES] if named else lines[-_KEPT_ERROR_LINES:]
+    return " | ".join(line[:_KEPT_LINE_LENGTH] for line in kept)
 
 
 def _end_late(session: int, is_late: threading.Event) -> None:

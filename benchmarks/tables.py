@@ -81,7 +81,7 @@ def ratio(ours: Sequence[Observation | str], theirs: Sequence[Observation | str]
             continue
         above, below = value(our), value(their)
         if above is not None and below is not None:
-            ratios.append(above / below if below else float("inf"))
+            ratios.append(above / below if below else float("inf") if above else 1.0)
     return spread_of(ratios)
 
 

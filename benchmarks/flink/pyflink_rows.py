@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from pyflink.common import Configuration, Types
+from pyflink.common import Configuration, Types, WatermarkStrategy
 from pyflink.datastream import KeyedProcessFunction, MapFunction, StreamExecutionEnvironment
+from pyflink.datastream.connectors.base import Sink
+from pyflink.datastream.connectors.number_seq import NumberSequenceSource
 from pyflink.datastream.state import ValueStateDescriptor
+from pyflink.java_gateway import get_gateway
 
 from benchmarks.systems.arguments import arguments
 from benchmarks.systems.telling import tell
@@ -33,13 +36,19 @@ class Counted:
 
 
 class Mixed(MapFunction):
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
     def map(self, value: int) -> tuple[int, int]:
-        return value % KEYS, (value * 31 + 7) % 1_000_003
+        return value % self._keys, (value * 31 + 7) % 1_000_003
 
 
 class Keyed(MapFunction):
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
     def map(self, value: int) -> tuple[int, int]:
-        return value % KEYS, value
+        return value % self._keys, value
 
 
 class Totals(KeyedProcessFunction):
@@ -62,9 +71,8 @@ def rows_so_far(folder: str) -> int:
 
 
 def main() -> None:
-    global KEYS
     given = arguments()
-    KEYS = given.number("keys", 10_000)
+    keys = given.number("keys", 10_000)
     folder = given.text("folder")
     configuration = Configuration()
     for name, value in {
@@ -81,14 +89,13 @@ def main() -> None:
         configuration.set_string(name, value)
     env = StreamExecutionEnvironment.get_execution_environment(configuration)
     env.set_parallelism(given.number("slots", 2))
-    rows = env.from_sequence(0, 1 << 60)
-    keyed = rows.map(
-        Mixed() if given.text("kind") == "function" else Keyed(), Types.TUPLE([Types.LONG(), Types.LONG()])
+    numbers = NumberSequenceSource(0, 1 << 60)
+    pair = Types.TUPLE([Types.LONG(), Types.LONG()])
+    keyed = env.from_source(numbers, WatermarkStrategy.no_watermarks(), "numbers", Types.LONG()).map(
+        Mixed(keys) if given.text("kind") == "function" else Keyed(keys), pair
     )
-    totals = keyed.key_by(lambda row: row[0], Types.LONG()).process(
-        Totals(folder), Types.TUPLE([Types.LONG(), Types.LONG()])
-    )
-    totals.add_sink(discarding())
+    totals = keyed.key_by(lambda row: row[0], Types.LONG()).process(Totals(folder), pair)
+    totals.sink_to(Sink(get_gateway().jvm.org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink()))
     client = env.execute_async("rows")
     while rows_so_far(folder) == 0:
         time.sleep(0.02)
@@ -99,14 +106,6 @@ def main() -> None:
     last, seconds = rows_so_far(folder), time.monotonic() - began_s
     tell("measured", rows=last - first, seconds=seconds, checkpoints=[])
     client.cancel().result()
-
-
-def discarding():  # type: ignore[no-untyped-def]
-    """Flink's own sink that drops everything."""
-    from pyflink.datastream.functions import SinkFunction
-    from pyflink.java_gateway import get_gateway
-
-    return SinkFunction(get_gateway().jvm.org.apache.flink.streaming.api.functions.sink.legacy.DiscardingSink())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ _TENTH = 10
 
 
 def variants(size: Size) -> list[Variant]:
-    interval_ms = 2000 if size is Size.FULL else 1000
+    interval_ms = 2000 if size is Size.FULL else 500
     work = {
         "slots": 2,
         "keys": 1000,
@@ -85,7 +85,7 @@ def section(measured: Measurements) -> Section:
 
 
 ABOUT: Sequence[str] = (
-    "The slow operator with 10 ms per row, unaligned, a checkpoint every 2 s (quick: 1 s). Captured is what a "
+    "The slow operator with 10 ms per row, unaligned, a checkpoint every 2 s (quick: 0.5 s). Captured is what a "
     "restore "
     "would read; written is what this checkpoint had to add to the store. " + FLINK_AS_RUN,
 )

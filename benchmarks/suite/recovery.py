@@ -24,7 +24,6 @@ _SIZES = {
 _STRIKES = {"operator": "operator fails", "worker": "worker killed"}
 
 _QUICK = {
-    ("operator", "1mb", UNALIGNED.name),
     ("operator", "100mb", UNALIGNED.name),
     ("worker", "1mb", UNALIGNED_DEBLOAT.name),
 }
@@ -34,7 +33,7 @@ def variants(size: Size) -> list[Variant]:
     times = (
         {"warm_up_s": 8, "measure_s": 25, "fail_at_s": 4}
         if size is Size.FULL
-        else {"warm_up_s": 3, "measure_s": 9, "fail_at_s": 2.5}
+        else {"warm_up_s": 3, "measure_s": 7, "fail_at_s": 2.5}
     )
     found = []
     for strike, strike_title in _STRIKES.items():

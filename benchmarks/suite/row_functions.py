@@ -26,7 +26,7 @@ _SYSTEMS = {
 
 
 def variants(size: Size) -> list[Variant]:
-    times = {"warm_up_s": 8, "measure_s": 20} if size is Size.FULL else {"warm_up_s": 3, "measure_s": 6}
+    times = {"warm_up_s": 8, "measure_s": 20} if size is Size.FULL else {"warm_up_s": 2, "measure_s": 4}
     return [
         Variant(
             name=f"{name}-{kind}",

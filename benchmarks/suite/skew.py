@@ -30,8 +30,8 @@ def variants(size: Size) -> list[Variant]:
         "delay_us": 1000,
         "hot_share": 0.5,
         "interval_ms": 2000,
-        "warm_up_s": 3,
-        "measure_s": 60 if size is Size.FULL else 9,
+        "warm_up_s": 2,
+        "measure_s": 60 if size is Size.FULL else 7,
     }
     modes = (ALIGNED, UNALIGNED, ACTIVE) if size is Size.FULL else (ALIGNED, UNALIGNED)
     return [variant for mode in modes for variant in of_both(mode, work)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -36,7 +36,7 @@ class SlowCount(StatefulProcessor):
         self._figures = WorkerFigures.of_process(self._folder)
         self._has_run = False
 
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[tuple[int, int]]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         if not self._has_run:
             self._has_run = True
             stamp(self._folder, "first-row")
@@ -45,7 +45,7 @@ class SlowCount(StatefulProcessor):
             if self._delay_s:
                 time.sleep(self._delay_s)
             n += 1
-            yield (key[0] % 100, 1)
+            yield Row(k2=key[0] % 100, n=1)
         self._count.update((n,))
         if self._figures.is_due() and os.path.exists(self._fail_once):
             os.remove(self._fail_once)

@@ -6,7 +6,7 @@ Arguments: kind (function or state), keys, and those of the throughput benchmark
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -19,11 +19,11 @@ class Counter(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self._count = handle.getValueState("count", "n long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[tuple[int, int]]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         n = self._count.get()[0] if self._count.exists() else 0
         for _ in rows:
             n += 1
-            yield (key[0], n)
+            yield Row(k=key[0], n=n)
         self._count.update((n,))
 
     def close(self) -> None:
