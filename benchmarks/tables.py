@@ -80,8 +80,9 @@ def ratio(ours: Sequence[Observation | str], theirs: Sequence[Observation | str]
         if not isinstance(our, Observation) or not isinstance(their, Observation):
             continue
         above, below = value(our), value(their)
-        if above is not None and below is not None:
-            ratios.append(above / below if below else float("inf") if above else 1.0)
+        # Of nothing and nothing there is no ratio.
+        if above is not None and below is not None and (above or below):
+            ratios.append(above / below if below else float("inf"))
     return spread_of(ratios)
 
 

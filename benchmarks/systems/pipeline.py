@@ -89,6 +89,13 @@ def rate_source(spark: SparkSession, given: Arguments) -> DataFrame:
     return spark.readStream.format("rate").option("rowsPerSecond", rate).load()
 
 
+def due_rows(given: Arguments, at_s: float) -> float:
+    """How many rows the schedule of a peak has given by then."""
+    rate, first_s, last_s = given.real("rows_per_second"), given.real("peak_from_s"), given.real("peak_to_s")
+    in_peak_s = min(max(at_s - first_s, 0.0), last_s - first_s)
+    return rate * (in_peak_s + given.real("quiet_share") * (at_s - in_peak_s))
+
+
 def _scheduled(source: DataFrame, given: Arguments) -> DataFrame:
     """Outside of the peak only each so-manieth row is taken: value k is due at k / rate, so values tell the time."""
     if "peak_from_s" not in given:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.systems.arguments import Arguments, arguments
-from benchmarks.systems.pipeline import rate_source, slowly_counted
+from benchmarks.systems.pipeline import due_rows, rate_source, slowly_counted
 from benchmarks.systems.session import spark_session, warm_up_workers
 from benchmarks.systems.telling import tell
 
@@ -51,16 +51,19 @@ def use_rocksdb(spark: SparkSession) -> None:
 
 
 def measure(query: StreamingQuery, given: Arguments) -> None:
-    """From the end of one batch to the end of another."""
-    wait_for_batch(query, after=-1)
-    time.sleep(given.real("warm_up_s"))
-    first, began_s = wait_for_batch(query, after=newest(query))
+    """From the end of one batch to the end of another; a peak from the start of the query, by whose clock it comes."""
+    began_s = time.monotonic()
+    first = -1
+    if "peak_from_s" not in given:
+        wait_for_batch(query, after=-1)
+        time.sleep(given.real("warm_up_s"))
+        first, began_s = wait_for_batch(query, after=newest(query))
     tell("measuring")
     last, ended_s = first, began_s
-    rows = 0
+    rows = 0.0
     while ended_s - began_s < given.real("measure_s"):
         last, ended_s = wait_for_batch(query, after=last)
-        rows = sum(entry["numInputRows"] for entry in query.recentProgress if first < entry["batchId"] <= last)
+        rows = sum(_rows(entry, given) for entry in query.recentProgress if first < entry["batchId"] <= last)
         tell("sample", at_s=ended_s - began_s, rows=rows, pulled=rows)
     batches = [entry for entry in query.recentProgress if first < entry["batchId"] <= last]
     taken = [batch(entry, batches[0]) for entry in batches]
@@ -80,6 +83,14 @@ def batch(entry: Any, first: Any) -> dict[str, object]:
         "new_inflight_bytes": 0,
         "state_bytes": sum(one["memoryUsedBytes"] for one in entry["stateOperators"]),
     }
+
+
+def _rows(entry: Any, given: Arguments) -> float:
+    """Those that reached the operator: of a peak, Spark counts also those that its schedule leaves out."""
+    if "peak_from_s" not in given:
+        return float(entry["numInputRows"])
+    source = entry["sources"][0]
+    return due_rows(given, float(source["endOffset"])) - due_rows(given, float(source["startOffset"] or 0))
 
 
 def newest(query: StreamingQuery) -> int:
