@@ -148,6 +148,16 @@ def checkpoint_ms(percent: float) -> Value:
     return value
 
 
+def completed_ms(percent: int) -> Value:
+    """Of completed ones only: what goals are judged by, since one that is not over may take any time still."""
+
+    def value(run: Observation) -> float | None:
+        lasted = sorted(one.ms for one in completed(run))
+        return lasted[max(0, -(-len(lasted) * percent // 100) - 1)] if lasted else None
+
+    return value
+
+
 def inflight_bytes(run: Observation) -> float | None:
     """Written per checkpoint, in the middle."""
     written = [one.new_inflight_bytes for one in completed(run)]

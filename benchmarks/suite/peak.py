@@ -34,7 +34,7 @@ _PEAK_ROWS_PER_S = round(_NOMINAL_ROWS_PER_S * _QUIET * _TIMES)
 # Whoever is less than so far behind has caught up.
 _CAUGHT_UP_S = 1.0
 _FEW_SAMPLES = 20
-_FULL_ONLY = ("tidegate-aligned-peak", "tidegate-unaligned-peak", "flink-unaligned-peak")
+_FULL_ONLY = ("tidegate-aligned-peak", "tidegate-unaligned-peak", "flink-unaligned-peak", "spark-peak")
 
 
 def variants(size: Size) -> list[Variant]:

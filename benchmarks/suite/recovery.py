@@ -7,7 +7,7 @@ from benchmarks.plots import Bars
 from benchmarks.processes import Observation
 from benchmarks.suite.both import of_both
 from benchmarks.suite.checkpoint_modes import FLINK_AS_RUN, UNALIGNED, UNALIGNED_DEBLOAT
-from benchmarks.tables import Column, Section, Target, at_most, figures_table, inflight_bytes, ratio, spread
+from benchmarks.tables import Column, Section, Target, at_most, completed, figures_table, inflight_bytes, ratio, spread
 
 # Of four channels between two slots; Flink's gates have twelve buffers each.
 _SIZES = {
@@ -68,10 +68,17 @@ def to_next_checkpoint_s(run: Observation) -> float | None:
     return min(ends) - failed if ends else None
 
 
+def captured_bytes(run: Observation) -> float | None:
+    """The most that a checkpoint before the failure had in flight."""
+    failed = run.figures.get("failed_at_s", -1)
+    return max((one.inflight_bytes for one in completed(run) if one.at_s < failed), default=None)
+
+
 def section(measured: Measurements) -> Section:
     columns = [
         Column("to the first row, s", to_first_row_s, digits=2),
         Column("to the next checkpoint, s", to_next_checkpoint_s, digits=2),
+        Column("captured in flight, MB", captured_bytes, digits=1, scale=1e-6),
         Column("written in flight, MB", inflight_bytes, digits=1, scale=1e-6),
     ]
     lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)

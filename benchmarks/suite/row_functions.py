@@ -36,6 +36,7 @@ def variants(size: Size) -> list[Variant]:
             work={"slots": 2, "interval_ms": 1000, "keys": 10_000, "kind": kind, **times, **more},
         )
         for kind, what in _KINDS.items()
+        if size is Size.FULL or kind == "state"
         for name, (title, system, program, more) in _SYSTEMS.items()
     ]
 

@@ -44,8 +44,7 @@ def variants(size: Size) -> list[Variant]:
         "tidegate.network.window": "512KiB",
     }
     modes = (ALIGNED, UNALIGNED, _AUTO, DEFAULTS) if size is Size.FULL else (ALIGNED, UNALIGNED)
-    with_fast = modes if size is Size.FULL else modes[:1]
-    plain = [of_tidegate(mode, work, what="fast", title="local files") for mode in with_fast]
+    plain = [of_tidegate(mode, work, what="fast", title="local files") for mode in modes if size is Size.FULL]
     return plain + [_slowed(of_tidegate(mode, work, what="slow", title="1 MB/s")) for mode in modes]
 
 

@@ -21,6 +21,7 @@ from benchmarks.systems.worker_figures import read_figures
 from tidegate.coordinator.views import CheckpointView, JobView
 
 SAMPLE_EVERY_S = 0.5
+_GROWING = ("pulled", "rows", "counted", "paused_ms")
 
 
 def main() -> None:
@@ -56,7 +57,8 @@ def measure(query: tg.StreamingQuery, given: Arguments) -> None:
         stop_if_over(query)
         time.sleep(0.005)
     time.sleep(given.real("warm_up_s"))
-    first, figures = counts(query), read_figures(given.text("folder"))
+    counting = Counting(query)
+    first, figures = counting.now(), read_figures(given.text("folder"))
     began, began_s = datetime.now(UTC), time.monotonic()
     seen: dict[int, CheckpointView] = {}
     tell("measuring")
@@ -69,10 +71,10 @@ def measure(query: tg.StreamingQuery, given: Arguments) -> None:
         time.sleep(min(SAMPLE_EVERY_S, ends_s - now_s))
         stop_if_over(query)
         seen |= {view.id: view for view in query.checkpoints if view.triggered_at >= began}
-        now = counts(query)
+        now = counting.now()
         changes = {name: now[name] - first[name] for name in ("rows", "pulled", "paused_ms")}
         tell("sample", at_s=time.monotonic() - began_s, queued_bytes=now["queued_bytes"], **changes)
-    last, last_figures = counts(query), read_figures(given.text("folder"))
+    last, last_figures = counting.now(), read_figures(given.text("folder"))
     tell(
         "measured",
         seconds=time.monotonic() - began_s,
@@ -104,6 +106,23 @@ def recovery(given: Arguments, began_s: float) -> dict[str, float]:
 def stop_if_over(query: tg.StreamingQuery) -> None:
     if not query.isActive:
         raise SystemExit(f"The query ended by itself: {query.exception()}")
+
+
+class Counting:
+    """Counts that go on growing when the job has restarted, whose tasks begin again at 0."""
+
+    def __init__(self, query: tg.StreamingQuery) -> None:
+        self._query = query
+        self._before: dict[str, float] = {}
+        self._newest: dict[str, float] = {}
+
+    def now(self) -> dict[str, float]:
+        counted = counts(self._query)
+        for name in _GROWING:
+            if counted[name] < self._newest.get(name, 0):
+                self._before[name] = self._before.get(name, 0) + self._newest[name]
+        self._newest = counted
+        return {name: value + self._before.get(name, 0) for name, value in counted.items()}
 
 
 def counts(query: tg.StreamingQuery) -> dict[str, float]:

@@ -15,6 +15,7 @@ from benchmarks.tables import (
     Target,
     at_least,
     checkpoint_ms,
+    completed_ms,
     figures_table,
     ratio,
     rows_per_cpu_s,
@@ -91,6 +92,12 @@ def test_a_checkpoint_that_never_ends_counts_with_what_it_has_lasted() -> None:
 
     assert checkpoint_ms(50)(seen) == 5
     assert checkpoint_ms(100)(seen) == 9000
+
+
+def test_a_goal_is_not_reached_by_a_checkpoint_that_never_ended() -> None:
+    ours = Observation(1, 1.0, None, 0.0, (checkpoint(2000, status="in_progress"),))
+
+    assert ratio([ours], [run(1, lasted=[3000])], completed_ms(50)) is None
 
 
 def test_one_that_had_just_begun_when_the_run_ended_does_not_count() -> None:
