@@ -36,8 +36,7 @@ def main() -> None:
     wanted = {System(name) for name in given.systems} if given.systems else set(System)
     if os.getloadavg()[0] > BUSY_LOAD:
         print(
-            f"The machine is busy (load {os.getloadavg()[0]:.1f}): compare ratios only, and run again when it is "
-            f"quiet."
+            f"The machine is busy (load {os.getloadavg()[0]:.1f}): compare ratios only, and run again when it is quiet."
         )
     programs = Programs()
     has_failed = False

@@ -95,7 +95,7 @@ def _install() -> list[Path]:
     libraries = next(_PLACE.glob("lib/python*/site-packages/pyflink/lib"))
     jars = (
         f"flink-{part}-{FLINK_VERSION}.jar"
-        for part in ("dist", "table-api-java-uber", "table-planner-loader", "table-runtime")
+        for part in ("dist", "cep", "table-api-java-uber", "table-planner-loader", "table-runtime")
     )
     return [*(libraries / jar for jar in jars), *sorted(libraries.glob("log4j-*.jar"))]
 

@@ -21,7 +21,7 @@ _SLOTS = {Size.FULL: (1, 2, 4, 8), Size.QUICK: (4,)}
 _KEYS = {Size.FULL: (1_000, 10_000, 100_000, 1_000_000), Size.QUICK: ()}
 # What a group of a count and a sum takes in a checkpoint, about.
 _BYTES_PER_KEY = 32
-_STATE_MB = {Size.FULL: (10, 100, 1000), Size.QUICK: (100,)}
+_STATE_MB = {Size.FULL: (10, 100, 1000), Size.QUICK: ()}
 
 
 def variants(size: Size) -> list[Variant]:

@@ -74,10 +74,13 @@ def test_a_failed_run_says_what_its_process_said_last() -> None:
 
 
 def test_of_a_failed_run_s_trace_the_error_is_kept_and_not_what_follows_it() -> None:
-    said = 'print("  at some.Place\\npkg.BadPlan: [NOPE] it is refused; Error\\nplan.Exception: again\\n" + "+- Node\\n" * 9, file=sys.stderr)'
-
+    said = """
+trace = ["  at some.Place", "pkg.Refused: no Error", "plan.Exception: again", *["+- Node"] * 9]
+print(*trace, sep=chr(10), file=sys.stderr)
+sys.exit(3)
+"""
     with pytest.raises(RunFailed, match="ended with 3: plan.Exception: again"):
-        observe(python(f"{said}; sys.exit(3)"), cores=1, timeout_s=60)
+        observe(python(said), cores=1, timeout_s=60)
 
 
 def test_a_run_that_takes_too_long_is_ended() -> None:
