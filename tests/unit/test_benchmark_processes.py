@@ -46,9 +46,9 @@ working()
 print(json.dumps({{"event": "measuring"}}), flush=True)
 time.sleep(1)  # till the one who measures has looked
 working()
-print(json.dumps({{"event": "measured", "rows": 1, "seconds": 1.0, "checkpoints_ms": []}}), flush=True)
+print(json.dumps({{"event": "measured", "rows": 1, "seconds": 1.0, "checkpoints": []}}), flush=True)
 """
-    run = measure(python(said), cores=1, timeout_s=60)
+    run = observe(python(said), cores=1, timeout_s=60)
 
     assert run.cpu_s is not None and 0.9 * WORK_S <= run.cpu_s < 1.8 * WORK_S
 
