@@ -58,8 +58,8 @@ golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 play
 same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a fall midway
 	@TIDEGATE_EVERY_PIPELINE_FALLS=1 $(BIN)/python -m pytest -q tests/spark/same_answers
 
-bench: setup ## Measure throughput beside Flink and Spark; QUICK=1 is shorter, ONLY="long-10k", SYSTEMS="tidegate flink" choose
-	@$(BIN)/python -m benchmarks.throughput $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS))
+bench: setup ## Measure beside Flink and Spark, into benchmarks/RESULTS.md; QUICK=1 is shorter, ONLY="slow-operator peak" chooses
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(REPETITIONS),--repetitions $(REPETITIONS))
 
 bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARGS=--json prints numbers
 	@$(BIN)/python -m benchmarks.protocol $(ARGS)

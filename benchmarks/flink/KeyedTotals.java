@@ -1,10 +1,7 @@
 import java.io.Serializable;
-import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicLong;
-import java.util.stream.Collectors;
-import org.apache.flink.api.common.JobID;
 import org.apache.flink.api.common.RuntimeExecutionMode;
 import org.apache.flink.api.common.functions.MapFunction;
 import org.apache.flink.api.common.functions.OpenContext;
@@ -14,20 +11,10 @@ import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.api.java.tuple.Tuple2;
 import org.apache.flink.api.java.tuple.Tuple3;
-import org.apache.flink.configuration.CheckpointingOptions;
 import org.apache.flink.configuration.Configuration;
-import org.apache.flink.configuration.JobManagerOptions;
-import org.apache.flink.configuration.MemorySize;
-import org.apache.flink.configuration.PipelineOptions;
-import org.apache.flink.configuration.RestOptions;
-import org.apache.flink.configuration.StateBackendOptions;
 import org.apache.flink.configuration.TaskManagerOptions;
-import org.apache.flink.core.execution.CheckpointingMode;
-import org.apache.flink.runtime.checkpoint.CheckpointStatsSnapshot;
-import org.apache.flink.runtime.checkpoint.CheckpointStatsStatus;
 import org.apache.flink.runtime.jobgraph.JobGraph;
 import org.apache.flink.runtime.minicluster.MiniCluster;
-import org.apache.flink.runtime.minicluster.MiniClusterConfiguration;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
@@ -37,9 +24,8 @@ import org.apache.flink.util.Collector;
 /**
  * Generated rows, a shuffle by key, count and sum per key, no output: Flink's side of the throughput benchmark.
  *
- * <p>Called with the kind of key (long or string), the number of keys, slots, the folder for checkpoints and either
- * "measure" with seconds of warm-up and of measurement, or "check" with a number of rows. Says in lines of JSON what
- * the caller must know.
+ * <p>Arguments: key_type (long or string), keys, and either warm_up_s and measure_s, or check_rows. Says in lines of
+ * JSON what the caller must know.
  */
 public final class KeyedTotals {
     private static final int PUBLISH_EVERY_ROWS = 1 << 10;
@@ -47,53 +33,26 @@ public final class KeyedTotals {
     private static final Map<Object, Tuple2<Long, Long>> RESULTS = new HashMap<>();
 
     public static void main(String[] args) throws Exception {
-        boolean isText = args[0].equals("string");
-        long keys = Long.parseLong(args[1]);
-        int slots = Integer.parseInt(args[2]);
-        boolean isCheck = args[4].equals("check");
-        long last = isCheck ? Long.parseLong(args[5]) - 1 : Long.MAX_VALUE - 1;
-        Configuration configuration = configuration(slots, args[3]);
+        Cluster.Arguments given = new Cluster.Arguments(args);
+        boolean isText = given.text("key_type", "long").equals("string");
+        long keys = given.number("keys", 10_000);
+        boolean isCheck = given.has("check_rows");
+        long last = isCheck ? given.number("check_rows", 0) - 1 : Long.MAX_VALUE - 1;
+        Configuration configuration = Cluster.configuration(given);
         JobGraph job = isText
             ? job(configuration, last, Types.STRING, new TextKeys(keys), isCheck)
             : job(configuration, last, Types.LONG, new LongKeys(keys), isCheck);
-        try (MiniCluster cluster = new MiniCluster(new MiniClusterConfiguration.Builder()
-                .setConfiguration(configuration)
-                .setNumTaskManagers(1)
-                .setNumSlotsPerTaskManager(slots)
-                .build())) {
-            cluster.start();
+        try (MiniCluster cluster = Cluster.start(configuration)) {
             cluster.submitJob(job).get();
             if (isCheck) {
                 cluster.requestJobResult(job.getJobID()).get().toJobExecutionResult(KeyedTotals.class.getClassLoader());
-                printResults();
+                Cluster.say("checked", results());
             } else {
-                measure(cluster, job.getJobID(), seconds(args[5]), seconds(args[6]));
+                Cluster.measureRows(cluster, job.getJobID(), given, ROWS::get);
                 cluster.cancelJob(job.getJobID()).get();
             }
         }
         System.exit(0);
-    }
-
-    private static Configuration configuration(int slots, String checkpoints) {
-        Configuration configuration = new Configuration();
-        configuration.set(StateBackendOptions.STATE_BACKEND, "hashmap");
-        configuration.set(CheckpointingOptions.CHECKPOINT_STORAGE, "filesystem");
-        configuration.set(CheckpointingOptions.CHECKPOINTS_DIRECTORY, "file://" + checkpoints);
-        configuration.set(CheckpointingOptions.CHECKPOINTING_INTERVAL, Duration.ofSeconds(1));
-        configuration.set(CheckpointingOptions.CHECKPOINTING_CONSISTENCY_MODE, CheckpointingMode.EXACTLY_ONCE);
-        configuration.set(PipelineOptions.OBJECT_REUSE, true);
-        configuration.set(TaskManagerOptions.NUM_TASK_SLOTS, slots);
-        // All that one machine's cores can use: its default of 64 MB is meant for larger jobs' shares.
-        configuration.set(TaskManagerOptions.NETWORK_MEMORY_MIN, MemorySize.ofMebiBytes(128));
-        configuration.set(TaskManagerOptions.NETWORK_MEMORY_MAX, MemorySize.ofMebiBytes(128));
-        for (var host : new String[] {"jobmanager.bind-host", "taskmanager.bind-host", "taskmanager.host"}) {
-            configuration.setString(host, "127.0.0.1");
-        }
-        configuration.set(JobManagerOptions.ADDRESS, "127.0.0.1");
-        configuration.set(RestOptions.BIND_ADDRESS, "127.0.0.1");
-        configuration.set(RestOptions.ADDRESS, "127.0.0.1");
-        configuration.set(RestOptions.BIND_PORT, "0");
-        return configuration;
     }
 
     private static <K> JobGraph job(
@@ -119,30 +78,7 @@ public final class KeyedTotals {
         return env.getStreamGraph().getJobGraph();
     }
 
-    private static void measure(MiniCluster cluster, JobID job, long warmUpMs, long measureMs) throws Exception {
-        while (ROWS.get() == 0) {
-            if (cluster.getJobStatus(job).get().isTerminalState()) {
-                throw new IllegalStateException("The job ended before its first row.");
-            }
-            Thread.sleep(5);
-        }
-        Thread.sleep(warmUpMs);
-        long firstRows = ROWS.get();
-        long startedNs = System.nanoTime();
-        System.out.println("{\"event\": \"measuring\"}");
-        Thread.sleep(measureMs);
-        long rows = ROWS.get() - firstRows;
-        double elapsed = (System.nanoTime() - startedNs) / 1e9;
-        CheckpointStatsSnapshot stats = cluster.getExecutionGraph(job).get().getCheckpointStatsSnapshot();
-        String checkpoints = stats.getHistory().getCheckpoints().stream()
-            .filter(checkpoint -> checkpoint.getStatus() == CheckpointStatsStatus.COMPLETED)
-            .map(checkpoint -> Long.toString(checkpoint.getEndToEndDuration()))
-            .collect(Collectors.joining(", "));
-        System.out.println("{\"event\": \"measured\", \"rows\": " + rows + ", \"seconds\": " + elapsed
-            + ", \"checkpoints_ms\": [" + checkpoints + "]}");
-    }
-
-    private static void printResults() {
+    private static String results() {
         long rows = 0;
         long total = 0;
         long digest = 0;
@@ -153,12 +89,8 @@ public final class KeyedTotals {
             total += entry.getValue().f1;
             digest += (number + 1) * (31 * entry.getValue().f0 + entry.getValue().f1);
         }
-        System.out.println("{\"event\": \"checked\", \"groups\": " + RESULTS.size() + ", \"rows\": " + rows
-            + ", \"total\": " + total + ", \"digest\": " + digest + "}");
-    }
-
-    private static long seconds(String text) {
-        return Math.round(Double.parseDouble(text) * 1000);
+        return "\"groups\": " + RESULTS.size() + ", \"rows\": " + rows
+            + ", \"total\": " + total + ", \"digest\": " + digest;
     }
 
     private static final class LongKeys implements MapFunction<Long, Tuple2<Long, Long>>, Serializable {

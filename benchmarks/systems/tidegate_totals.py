@@ -1,49 +1,54 @@
 """Generated rows, a shuffle by key, count and sum per key, no output: Tidegate's side of the throughput benchmark.
 
-Says in lines of JSON on standard output what the caller must know; see `benchmarks.runs`.
+Says in lines of JSON on standard output what the caller must know; see `benchmarks.processes`.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 import tidegate as tg
+from benchmarks.systems.arguments import Arguments, arguments
+from benchmarks.systems.pipeline import UNLIMITED_ROWS_PER_S
+from benchmarks.systems.rows import python_rows
+from benchmarks.systems.session import spark_session, warm_up_workers
 from benchmarks.systems.telling import tell
-from benchmarks.systems.totals import Arguments, arguments, digest_of, keyed_totals, spark_session
-
-# More than any machine gives: the source is never what limits.
-ROWS_PER_SECOND = 2_000_000_000
+from benchmarks.systems.tidegate_pipeline import checkpoint
+from benchmarks.systems.totals import digest_of, keyed_totals
 
 
 def main() -> None:
-    given = arguments(argparse.ArgumentParser(description=__doc__))
+    given = arguments()
+    slots = given.number("slots", 2)
     # The core that stays free for Spark's own jobs is no slot of ours.
-    spark = spark_session(cores=given.slots + 1)
-    # Python workers that have imported what they need: on a busy machine that alone may outlast the wait for slots.
-    spark.range(0, given.slots, 1, given.slots).mapInArrow(lambda batches: batches, "id long").count()
-    rows = spark.readStream.format("rate").option("rowsPerSecond", ROWS_PER_SECOND).load()
-    if given.check_rows is None:
-        measure(given, keyed_totals(rows, given))
+    spark = spark_session(cores=slots + 1)
+    warm_up_workers(spark, slots)
+    rows = spark.readStream.format("rate").option("rowsPerSecond", UNLIMITED_ROWS_PER_S).load()
+    if "check_rows" not in given:
+        measure(given, python_rows(rows, given) if "kind" in given else keyed_totals(rows, given))
     else:
-        check(given, spark, keyed_totals(rows.where(f"value < {given.check_rows}"), given), given.check_rows)
+        expected = given.number("check_rows")
+        check(given, spark, keyed_totals(rows.where(f"value < {expected}"), given), expected)
     spark.stop()
 
 
 def measure(given: Arguments, totals: DataFrame) -> None:
-    writer = tg.writeStream(totals).format("noop").outputMode("update").option("checkpoint.interval", "1s")
+    interval = f"{given.number('interval_ms', 1000)}ms"
+    writer = tg.writeStream(totals).format("noop").outputMode("update").option("checkpoint.interval", interval)
     with running(writer, given) as query:
         next_count(query)
-        time.sleep(given.warm_up_s)
+        time.sleep(given.real("warm_up_s"))
         first_rows, started = next_count(query)
+        began = datetime.now(UTC)
         tell("measuring")
-        time.sleep(given.measure_s)
+        time.sleep(given.real("measure_s"))
         rows, ended = next_count(query)
-        checkpoints_ms = [round(c.duration_ms) for c in query.checkpoints if c.status == "completed"]
-        tell("measured", rows=rows - first_rows, seconds=ended - started, checkpoints_ms=checkpoints_ms)
+        taken = [checkpoint(view, began) for view in reversed(query.checkpoints) if view.triggered_at >= began]
+        tell("measured", rows=rows - first_rows, seconds=ended - started, checkpoints=taken)
 
 
 def check(given: Arguments, spark: SparkSession, totals: DataFrame, expected_rows: int) -> None:
@@ -64,8 +69,14 @@ def digest_at_next_checkpoint(query: tg.StreamingQuery, spark: SparkSession) -> 
 
 @contextmanager
 def running(writer: tg.DataStreamWriter, given: Arguments) -> Iterator[tg.StreamingQuery]:
-    location = str(Path(given.folder) / "checkpoints")
-    query = writer.option("parallelism", given.slots).option("checkpointLocation", location).start()
+    settings = {
+        "parallelism": str(given.number("slots", 2)),
+        "checkpointLocation": str(Path(given.text("folder")) / "checkpoints"),
+        **given.options("tidegate."),
+    }
+    for name, value in settings.items():
+        writer = writer.option(name, value)
+    query = writer.start()
     try:
         yield query
     finally:

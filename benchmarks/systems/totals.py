@@ -1,59 +1,20 @@
-"""What the systems on Spark have in common: the arguments, the session, the DataFrame and the digest of its results."""
+"""What the systems on Spark have in common of the throughput benchmark: the DataFrame and the digest of its results.
 
-import argparse
-import os
-import sys
-from dataclasses import dataclass
+Arguments: key_type (long or string), keys, slots, and either warm_up_s and measure_s, or check_rows.
+"""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    key_type: str
-    keys: int
-    slots: int
-    folder: str
-    warm_up_s: float
-    measure_s: float
-    check_rows: int | None
-    rows_per_batch: int
-
-
-def arguments(parser: argparse.ArgumentParser) -> Arguments:
-    parser.add_argument("--key-type", choices=["long", "string"], required=True)
-    parser.add_argument("--keys", type=int, required=True)
-    parser.add_argument("--slots", type=int, required=True)
-    parser.add_argument("--folder", required=True, help="for checkpoints and whatever else is written")
-    parser.add_argument("--warm-up-s", type=float, default=5.0)
-    parser.add_argument("--measure-s", type=float, default=10.0)
-    parser.add_argument("--check-rows", type=int, help="instead of measuring, give the results of so many rows")
-    parser.add_argument("--rows-per-batch", type=int, default=0)
-    return Arguments(**vars(parser.parse_args()))
-
-
-def spark_session(*, cores: int) -> SparkSession:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "2g")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+from benchmarks.systems.arguments import Arguments
 
 
 def keyed_totals(rows: DataFrame, given: Arguments) -> DataFrame:
-    key = F.col("value") % given.keys
-    if given.key_type == "string":
+    key = F.col("value") % given.number("keys")
+    if given.text("key_type") == "string":
         key = F.concat(F.lit("key-"), key.cast("string"))
     keyed = rows.select(key.alias("k"), F.col("value").alias("v"))
     return keyed.groupBy("k").agg(F.count("*").alias("rows"), F.sum("v").alias("total"))

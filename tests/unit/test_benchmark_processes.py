@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.runs import FOLDER, Results, RunFailed, check, measure
+from benchmarks.processes import FOLDER, Checkpoint, Results, RunFailed, check, observe
 
 WORK_S = 0.2
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a run's processes in /proc")
@@ -18,14 +18,20 @@ def python(code: str) -> list[str]:
 
 
 def test_a_run_gives_what_its_process_measured() -> None:
-    said = """
+    checkpoint = {"id": 1, "status": "completed", "kind": "aligned", "at_s": 0.5, "ms": 5.0}
+    checkpoint |= {"inflight_bytes": 0, "new_inflight_bytes": 0, "state_bytes": 9}
+    said = f"""
 print("some library's chatter")
-print(json.dumps({"event": "measuring"}), flush=True)
-print(json.dumps({"event": "measured", "rows": 12, "seconds": 3.0, "checkpoints_ms": [5, 7]}), flush=True)
+print(json.dumps({{"event": "measuring"}}), flush=True)
+print(json.dumps({{"event": "sample", "at_s": 1.0, "rows": 5}}), flush=True)
+measured = {{"event": "measured", "rows": 12, "seconds": 3.0, "checkpoints": [{checkpoint}], "paused_ms": 7}}
+print(json.dumps(measured), flush=True)
 """
-    run = measure(python(said), cores=1, timeout_s=60)
+    seen = observe(python(said), cores=1, timeout_s=60)
 
-    assert (run.rows, run.seconds, run.checkpoints_ms) == (12, 3.0, (5, 7))
+    assert (seen.rows, seen.seconds, seen.figures["paused_ms"]) == (12, 3.0, 7)
+    assert seen.samples == ({"at_s": 1.0, "rows": 5},)
+    assert seen.checkpoints == (Checkpoint(1, "completed", "aligned", 0.5, 5.0, 0, 0, 9),)
 
 
 @needs_proc
@@ -40,9 +46,9 @@ working()
 print(json.dumps({{"event": "measuring"}}), flush=True)
 time.sleep(1)  # till the one who measures has looked
 working()
-print(json.dumps({{"event": "measured", "rows": 1, "seconds": 1.0, "checkpoints_ms": []}}), flush=True)
+print(json.dumps({{"event": "measured", "rows": 1, "seconds": 1.0, "checkpoints": []}}), flush=True)
 """
-    run = measure(python(said), cores=1, timeout_s=60)
+    run = observe(python(said), cores=1, timeout_s=60)
 
     assert run.cpu_s is not None and 0.9 * WORK_S <= run.cpu_s < 1.8 * WORK_S
 
@@ -64,12 +70,22 @@ def test_a_check_gives_the_results() -> None:
 
 def test_a_failed_run_says_what_its_process_said_last() -> None:
     with pytest.raises(RunFailed, match="ended with 3: no memory is left"):
-        measure(python('print("no memory is left", file=sys.stderr); sys.exit(3)'), cores=1, timeout_s=60)
+        observe(python('print("no memory is left", file=sys.stderr); sys.exit(3)'), cores=1, timeout_s=60)
+
+
+def test_of_a_failed_run_s_trace_the_error_is_kept_and_not_what_follows_it() -> None:
+    said = """
+trace = ["  at some.Place", "pkg.Refused: no Error", "plan.Exception: again", *["+- Node"] * 9]
+print(*trace, sep=chr(10), file=sys.stderr)
+sys.exit(3)
+"""
+    with pytest.raises(RunFailed, match="ended with 3: plan.Exception: again"):
+        observe(python(said), cores=1, timeout_s=60)
 
 
 def test_a_run_that_takes_too_long_is_ended() -> None:
     with pytest.raises(RunFailed, match="took too long"):
-        measure(python("time.sleep(600)"), cores=1, timeout_s=0.5)
+        observe(python("time.sleep(600)"), cores=1, timeout_s=0.5)
 
 
 @needs_proc

@@ -1,0 +1,123 @@
+"""`make bench`: Tidegate beside Flink and Spark, each benchmark by name, each system on the same work, in turns.
+
+One repetition runs every variant once, each in a process of its own. Writes RESULTS.md section by section as soon as a
+benchmark is done, its raw numbers and its plots below `results/`.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.benchmark import Benchmark, Failure, Measured, Size, System, Variant
+from benchmarks.flink.environment import CannotPrepare
+from benchmarks.page import RESULTS, Machine, write_section
+from benchmarks.processes import Observation, RunFailed, observe
+from benchmarks.programs import Programs
+from benchmarks.suite import BENCHMARKS
+from benchmarks.tables import completed_checkpoints, rows_per_s
+
+CORES = 2
+# Of others, before the first run: about what this benchmark itself leaves behind for a minute.
+BUSY_LOAD = 3.0
+# What a process may take beyond its warm-up and measurement: to start, to stop, on a machine that others use as well.
+LEEWAY_S = 240.0
+
+
+def main() -> None:
+    given = _arguments()
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    size = Size.QUICK if given.quick else Size.FULL
+    chosen = [BENCHMARKS[name] for name in given.only or BENCHMARKS]
+    wanted = {System(name) for name in given.systems} if given.systems else set(System)
+    if os.getloadavg()[0] > BUSY_LOAD:
+        print(
+            f"The machine is busy (load {os.getloadavg()[0]:.1f}): compare ratios only, and run again when it is quiet."
+        )
+    programs = Programs()
+    has_failed = False
+    for number, benchmark in enumerate(chosen, 1):
+        print(f"\n[{number}/{len(chosen)}] {benchmark.title}", flush=True)
+        variants = [one for one in benchmark.variants(size) if one.system in wanted]
+        variants = [one for one in variants if not given.variants or any(part in one.name for part in given.variants)]
+        if given.measure_s:
+            variants = [replace(one, work={**one.work, "measure_s": given.measure_s}) for one in variants]
+        try:
+            programs.prepare({variant.system for variant in variants})
+            if benchmark.check is not None and not given.unchecked:
+                benchmark.check(variants, programs.command)
+        except CannotPrepare as problem:
+            raise SystemExit(str(problem)) from None
+        repetitions = given.repetitions or benchmark.repetitions[size]
+        measured = _measure(benchmark, variants, programs, repetitions)
+        has_failed |= any(one.failures() for one in measured)
+        is_whole = not (given.systems or given.variants or given.measure_s)
+        machine = Machine.now(cores=CORES, java_version=programs.java_version)
+        text = write_section(benchmark, measured, size=size, machine=machine, write=is_whole)
+        print("\n" + text, flush=True)
+        if is_whole:
+            print(f"written: {RESULTS.name}, section {benchmark.name!r}", flush=True)
+    if has_failed:
+        sys.exit(1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter runs, once each: all of it below 15 minutes")
+    parser.add_argument("--only", nargs="*", choices=list(BENCHMARKS), help="these benchmarks only, by name")
+    parser.add_argument(
+        "--systems", nargs="*", choices=[one.value for one in System], help="these systems only; RESULTS.md stays"
+    )
+    parser.add_argument(
+        "--variants", nargs="*", help="only variants whose name contains one of these; RESULTS.md stays"
+    )
+    parser.add_argument("--repetitions", type=int, help="so many instead of the benchmark's own number")
+    parser.add_argument("--measure-s", type=float, help="so long instead of the variant's own time; RESULTS.md stays")
+    parser.add_argument("--unchecked", action="store_true", help="measure without comparing results first")
+    return parser.parse_args()
+
+
+def _measure(benchmark: Benchmark, variants: Sequence[Variant], programs: Programs, repetitions: int) -> list[Measured]:
+    runs: dict[str, list[Observation | Failure]] = {variant.name: [] for variant in variants}
+    left_s = repetitions * sum(variant.expected_s for variant in variants)
+    for repetition in range(repetitions):
+        for variant in variants:
+            began_s = time.monotonic()
+            seen = _run(variant, programs)
+            runs[variant.name].append(seen)
+            left_s -= variant.expected_s
+            print(
+                f"  {benchmark.name} {repetition + 1}/{repetitions} {variant.name:32} {_said(seen)}"
+                f" ({time.monotonic() - began_s:.0f} s; about {left_s / 60:.0f} min left)",
+                flush=True,
+            )
+    return [Measured(variant, tuple(runs[variant.name])) for variant in variants]
+
+
+def _run(variant: Variant, programs: Programs) -> Observation | Failure:
+    try:
+        return observe(
+            programs.command(variant),
+            cores=CORES,
+            timeout_s=variant.expected_s + LEEWAY_S,
+            extra_environment=variant.environment,
+        )
+    except RunFailed as failure:
+        return str(failure)
+
+
+def _said(seen: Observation | Failure) -> str:
+    if not isinstance(seen, Observation):
+        return f"failed: {seen}"
+    lasted = sorted(one.ms for one in seen.checkpoints if one.status == "completed")
+    middle = f", middle {lasted[len(lasted) // 2]:,.0f} ms" if lasted else ""
+    count = completed_checkpoints(seen)
+    return f"{rows_per_s(seen):,.0f} rows/s, {count:.0f} checkpoints{middle}, load {seen.load_before:.1f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a benchmark is: a name, the variants it runs, each system on the same work, and what is reported of them.
+
+Knows neither how processes run nor how pages are written.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from benchmarks.processes import Observation
+from benchmarks.tables import Section
+
+Failure: TypeAlias = str
+
+
+class Size(Enum):
+    FULL = "full"
+    QUICK = "quick"
+
+
+class System(Enum):
+    TIDEGATE = "tidegate"
+    FLINK = "flink"
+    PYFLINK = "pyflink"
+    SPARK = "spark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One system in one setting. `program` is its module or class; `work` are the program's arguments."""
+
+    name: str
+    title: str
+    system: System
+    program: str
+    work: Mapping[str, object]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def expected_s(self) -> float:
+        """What it takes when nothing disturbs it, to start and to stop included."""
+        return float(str(self.work.get("warm_up_s", 0))) + float(str(self.work.get("measure_s", 60))) + 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The runs of one variant, by repetition: what was seen, or why there is nothing."""
+
+    variant: Variant
+    runs: tuple[Observation | Failure, ...]
+
+    def seen(self) -> list[Observation]:
+        return [run for run in self.runs if isinstance(run, Observation)]
+
+    def failures(self) -> list[Failure]:
+        return [run for run in self.runs if not isinstance(run, Observation)]
+
+
+Measurements: TypeAlias = Mapping[str, Measured]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """`repetitions` per size; `check` makes sure, before anything is measured, that the systems find the same."""
+
+    name: str
+    title: str
+    about: Sequence[str]
+    variants: Callable[[Size], Sequence[Variant]]
+    section: Callable[[Measurements], Section]
+    repetitions: Mapping[Size, int] = field(default_factory=lambda: {Size.FULL: 3, Size.QUICK: 1})
+    check: "Callable[[Sequence[Variant], Callable[[Variant], list[str]]], None] | None" = None

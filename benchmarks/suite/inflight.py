@@ -1,0 +1,92 @@
+"""What a checkpoint writes of the rows in flight, under steady backpressure: at first, and the tenth time."""
+
+from collections.abc import Sequence
+
+from benchmarks.benchmark import Benchmark, Measurements, Size, Variant
+from benchmarks.plots import Bars
+from benchmarks.processes import Observation
+from benchmarks.suite.both import of_both
+from benchmarks.suite.checkpoint_modes import FLINK_AS_RUN, UNALIGNED, UNALIGNED_DEBLOAT
+from benchmarks.tables import (
+    Column,
+    Section,
+    Target,
+    Value,
+    at_most,
+    checkpoint_ms,
+    completed,
+    completed_checkpoints,
+    figures_table,
+    spread,
+)
+
+_TENTH = 10
+
+
+def variants(size: Size) -> list[Variant]:
+    interval_ms = 2000 if size is Size.FULL else 500
+    work = {
+        "slots": 2,
+        "keys": 1000,
+        "row_bytes": 200,
+        "delay_us": 10_000,
+        "interval_ms": interval_ms,
+        # The first checkpoint is the first of the job.
+        "warm_up_s": 0,
+        "measure_s": interval_ms / 1000 * (_TENTH + 2) + 1,
+    }
+    return [variant for mode in (UNALIGNED, UNALIGNED_DEBLOAT) for variant in of_both(mode, work)]
+
+
+def written(number: int) -> Value:
+    return lambda run: completed(run)[number - 1].new_inflight_bytes if len(completed(run)) >= number else None
+
+
+def captured(number: int) -> Value:
+    return lambda run: completed(run)[number - 1].inflight_bytes if len(completed(run)) >= number else None
+
+
+def written_share(run: Observation) -> float | None:
+    """Of the tenth checkpoint: what it wrote over what a restore would read."""
+    whole, new = captured(_TENTH)(run), written(_TENTH)(run)
+    return new / whole if whole and new is not None else None
+
+
+def section(measured: Measurements) -> Section:
+    columns = [
+        Column("first, KB written", written(1), digits=1, scale=1e-3),
+        Column("tenth, KB written", written(_TENTH), digits=1, scale=1e-3),
+        Column("tenth, KB captured", captured(_TENTH), digits=1, scale=1e-3),
+        Column("written / captured", written_share, digits=2),
+        Column("checkpoint p50, ms", checkpoint_ms(50)),
+        Column("completed", completed_checkpoints),
+    ]
+    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    targets = [
+        Target(
+            f"{one.variant.title}: the tenth writes at most a quarter of a full capture",
+            spread(one.runs, written_share),
+            at_most(0.25),
+        )
+        for name, one in measured.items()
+        if name.startswith("tidegate")
+    ]
+    values = {
+        one.variant.title.replace(", ", ",\n"): {
+            which: None if (seen := spread(one.runs, value)) is None else seen.median / 1e3
+            for which, value in (("first", written(1)), ("tenth", written(_TENTH)))
+        }
+        for one in measured.values()
+    }
+    return Section(
+        [*lines, "", *(target.line() for target in targets)],
+        [Bars(title="Written in flight", unit="KB", values=values)],
+    )
+
+
+ABOUT: Sequence[str] = (
+    "The slow operator with 10 ms per row, unaligned, a checkpoint every 2 s (quick: 0.5 s). Captured is what a "
+    "restore "
+    "would read; written is what this checkpoint had to add to the store. " + FLINK_AS_RUN,
+)
+BENCHMARK = Benchmark(name="in-flight", title="In-flight size", about=ABOUT, variants=variants, section=section)
