@@ -1,0 +1,130 @@
+"""A task whose operators hold rows: what it takes, what waits for them, and what its snapshots say of long steps."""
+
+import pyarrow as pa
+
+from tests.unit.test_task import CHANNELS, ONE, Made, gate_of, rows
+from tidegate.connectors.contract import EndOfData, NothingNow, Rows
+from tidegate.model.elements import Batch, EndOfInput, Idle, Watermark
+from tidegate.operators.contract import Emit, Stateless
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark
+from tidegate.worker.gate import RecoveredWatermarks
+
+
+class HoldsRows(Stateless):
+    """Takes two rows at the most, and gives what the test releases."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.released = 0
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        self.held += rows.column(0).to_pylist()
+
+    def room(self) -> int:
+        return max(0, 2 - len(self.held))
+
+    def give(self, max_rows: int, emit: Emit) -> int:
+        count = min(max_rows, self.released, len(self.held))
+        if count:
+            emit(rows(*self.held[:count]))
+            del self.held[:count]
+            self.released -= count
+        return count
+
+    def holds_rows(self) -> bool:
+        return bool(self.held)
+
+    def on_time(self, now_ms: float) -> None: ...
+
+    def next_deadline_ms(self) -> float | None:
+        return None
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        return MIN_WATERMARK_MS if self.held else event_time_ms
+
+
+class LastWord(Stateless):
+    """Says at the end of its input how many rows it has seen."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        self._seen += rows.num_rows
+
+    def end_of_input(self, emit: Emit) -> None:
+        emit(rows(self._seen))
+
+
+def test_without_room_in_an_operator_no_row_is_taken_and_nothing_is_due() -> None:
+    operator = HoldsRows()
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[operator])
+    made.arrive(CHANNELS[0], 0, Batch(rows(1, 2, 3)))
+    made.run()
+    assert operator.held == [1, 2]
+    assert not made.task.step()
+    assert made.task.next_deadline_ms() is None
+    assert not made.task.is_waiting()
+    operator.released = 2
+    made.run()
+    assert operator.held == [3]
+    assert not made.task.is_waiting(), "although its gate is empty"
+
+
+def test_a_source_is_not_asked_while_an_operator_has_no_room() -> None:
+    operator = HoldsRows()
+    made = Made(answers=[Rows(rows(1, 2)), NothingNow(5.0)], operators=[operator])
+    made.run()
+    assert made.source is not None
+    assert made.source.polls == 1
+    assert made.task.next_deadline_ms() is None
+
+
+def test_a_barrier_passes_while_rows_are_held() -> None:
+    operator = HoldsRows()
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[operator])
+    made.arrive(CHANNELS[0], 0, Batch(rows(1, 2, 3)))
+    made.run()
+    made.barrier(CHANNELS[0], ONE, before=1)
+    assert [snapshot.checkpoint for snapshot in made.taken] == [ONE]
+
+
+def test_the_end_waits_for_rows_that_are_held_and_so_do_the_operators_behind() -> None:
+    operator = HoldsRows()
+    made = Made(answers=[Rows(rows(1)), EndOfData()], operators=[operator, LastWord()])
+    assert made.run() == []
+    operator.released = 1
+    assert made.run() == [[1], Watermark(MAX_WATERMARK_MS), EndOfInput()]
+
+
+def test_idleness_waits_for_rows_that_are_held() -> None:
+    """Else downstream would go on without them, and find them late."""
+    operator = HoldsRows()
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[operator])
+    made.arrive(CHANNELS[0], 0, Batch(rows(1)))
+    made.arrive(CHANNELS[0], 1, Idle())
+    assert made.run() == []
+    operator.released = 1
+    assert made.run() == [[1], Idle()]
+
+
+def test_idleness_is_told_behind_a_watermark_whose_turn_has_not_come() -> None:
+    """A watermark makes a channel count again, and an idle gate does not become idle once more."""
+    made = Made(gate=gate_of(CHANNELS[0]), watermark_interval_ms=200.0)
+    made.arrive(CHANNELS[0], 0, Watermark(100))
+    assert made.run() == [Watermark(100)]
+    made.arrive(CHANNELS[0], 1, Watermark(200))
+    made.arrive(CHANNELS[0], 2, Idle())
+    assert made.run() == []
+    made.clock.advance(200.0)
+    assert made.run() == [Watermark(200), Idle()]
+
+
+def test_a_restored_task_that_holds_rows_says_that_it_is_idle_when_they_are_given() -> None:
+    operator = HoldsRows()
+    operator.held = [1]
+    idle = {CHANNELS[0]: ChannelWatermark(MIN_WATERMARK_MS, is_idle=True)}
+    made = Made(gate=gate_of(CHANNELS[0], watermarks=RecoveredWatermarks(idle, MIN_WATERMARK_MS)), operators=[operator])
+    assert made.run() == []
+    operator.released = 1
+    assert made.run() == [[1], Idle()]
