@@ -40,7 +40,7 @@ from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.output import HeldCapture, Sealed
 from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.stored_task import StoredTask
-from tidegate.worker.task import TaskSnapshot
+from tidegate.worker.task_reports import TaskSnapshot
 
 SCHEMA = pa.schema([("v", pa.int64())])
 TASK = TaskId(VertexId(1), 0)

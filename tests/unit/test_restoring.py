@@ -57,7 +57,7 @@ from tidegate.worker.output import HeldCapture, Sealed
 from tidegate.worker.restoring import SlotRestore, read_source_states, restore_slot
 from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.stored_task import StoredTask, stored_task
-from tidegate.worker.task import TaskSnapshot
+from tidegate.worker.task_reports import TaskSnapshot
 
 SCHEMA = pa.schema([("v", pa.int64())])
 SENDER, RECEIVER = VertexId(0), VertexId(1)

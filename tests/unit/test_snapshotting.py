@@ -40,7 +40,7 @@ from tidegate.worker.output import HeldCapture, Sealed
 from tidegate.worker.restoring import restore_slot
 from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.stored_task import StoredTask
-from tidegate.worker.task import TaskSnapshot
+from tidegate.worker.task_reports import TaskSnapshot
 
 SCHEMA = pa.schema([("v", pa.int64())])
 SOURCE, SINK = TaskId(VertexId(0), 0), TaskId(VertexId(1), 0)

@@ -24,7 +24,8 @@ from tidegate.worker.gate import Arrived, ClosedCapture, Gate, RecoveredChannel,
 from tidegate.worker.output import GATHER_MS, EdgeOutput, OutputChannel, Sealed, TaskOutput
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
-from tidegate.worker.task import Task, TaskListener, TaskSnapshot
+from tidegate.worker.task import Task
+from tidegate.worker.task_reports import TaskListener, TaskSnapshot
 
 CHANNELS = [ChannelId(EdgeId(0), sender, 0) for sender in range(2)]
 SECOND = ChannelId(EdgeId(1), 0, 0)

@@ -31,7 +31,8 @@ from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
 from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 from tidegate.worker.slices import ProbingSizer, SliceSizer
 from tidegate.worker.source_head import SourceHead
-from tidegate.worker.task import SLICE_TARGET_MS, Task, TaskListener
+from tidegate.worker.task import SLICE_TARGET_MS, Task
+from tidegate.worker.task_reports import TaskListener
 
 _USER_CODE = (ConnectSpec, EvalPythonSpec, MapInArrowSpec, TransformWithStateSpec)
 

@@ -41,7 +41,8 @@ from tidegate.worker.output import Link, OutputChannel
 from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.snapshotting import SlotSnapshots
-from tidegate.worker.task import Task, TaskListener
+from tidegate.worker.task import Task
+from tidegate.worker.task_reports import TaskListener
 
 _PROGRESS_EVERY_MS = 200.0
 # A step that kept the slot from hearing of a checkpoint ended just before it heard.

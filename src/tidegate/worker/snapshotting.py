@@ -42,7 +42,7 @@ from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import HeldCapture
 from tidegate.worker.stored_task import encode_task
-from tidegate.worker.task import TaskSnapshot
+from tidegate.worker.task_reports import TaskSnapshot
 
 PART_MARK = "#"
 _DONE = object()

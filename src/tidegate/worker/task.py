@@ -3,14 +3,14 @@
 A step processes one slice. A snapshot falls between two steps, never inside one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import cast
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Prepared, Rows, SinkWriter
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Rows, SinkWriter
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, TaskId
 from tidegate.network.messages import TaskStanding
@@ -28,7 +28,6 @@ from tidegate.protocol.watermarks import (
     BecomeIdle,
     KeyGroupFloors,
 )
-from tidegate.state.contract import Section
 from tidegate.worker.barrier_watch import BarrierWatch, Marks
 from tidegate.worker.event_time import ChainTime
 from tidegate.worker.gate import ClosedCapture, Gate, GateResult
@@ -36,47 +35,10 @@ from tidegate.worker.output import TaskOutput
 from tidegate.worker.slices import MOST_ROWS, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
+from tidegate.worker.task_reports import TaskCounters, TaskListener, TaskSnapshot
 
 # How long a step may take: a barrier waits for one step at the most.
 SLICE_TARGET_MS = 10.0
-
-
-@dataclass(slots=True)
-class TaskSnapshot:
-    """The synchronous part of one task's snapshot; `sections` are encoded afterwards."""
-
-    task: TaskId
-    checkpoint: CheckpointId
-    kind: CheckpointKind
-    start_delay_ms: float
-    alignment_ms: float
-    sync_ms: float
-    sections: list[tuple[int, Section]]
-    source_state: bytes | None
-    progress: StoredTask
-    prepared: Prepared | None
-    state_bytes: int
-    has_ended: bool = False
-    position: bytes | None = None
-
-
-@dataclass(slots=True)
-class TaskCounters:
-    rows_in: int = 0
-    rows_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    busy_ms: float = 0.0
-    backpressured_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TaskListener:
-    """Whom a task tells: of a snapshot once its synchronous part is done, of its input's capture, of its own end."""
-
-    on_snapshot: Callable[[TaskSnapshot], None]
-    on_closed: Callable[[TaskId, ClosedCapture], None]
-    on_finished: Callable[[TaskId], None]
 
 
 @dataclass(slots=True)
