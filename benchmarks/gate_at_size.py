@@ -12,6 +12,7 @@ from tidegate.model.elements import Batch, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
 from tidegate.protocol.barriers import CloseCapture, Cut, GateAction, GateBarriers, TakeSnapshot
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.switching import UNKNOWN_SPEED
 from tidegate.protocol.watermarks import Advance, GateWatermarks
 from tidegate.protocol.windows import SendWindow
 from tidegate.worker.gate import Arrived, ClosedCapture, Gate, GateResult, RecoveredChannel, element_bytes
@@ -88,7 +89,7 @@ def pass_gate(gate: Gate, count: int, kind: CheckpointKind) -> int:
             channel, CHECKPOINT, before=before, age_ms=0.0, switch_after_ms=_SWITCH_AFTER_MS[kind], now_ms=0.0
         )
     if kind is CheckpointKind.SWITCHED:
-        results += gate.on_time(SWITCH_AT_MS, storage_bytes_per_ms=None)
+        results += gate.on_time(SWITCH_AT_MS, storage=UNKNOWN_SPEED)
     if kind is not CheckpointKind.ALIGNED:
         results += _arrive(gate, channels, [(2, _ROWS)], BEFORE_ALL)
     for channel in channels:

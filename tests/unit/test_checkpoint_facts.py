@@ -1,5 +1,6 @@
 """How what slots say becomes the facts of a checkpoint, on one time line, and how they are stored."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,6 +241,7 @@ def test_notes_that_cannot_be_written_fail_nothing_and_are_told_once(caplog: pyt
             raise DidNotHappen("the disk is full")
 
     background = SimBackground()
+    caplog.set_level(logging.WARNING, logger="tidegate")  # which simulations before this test may have silenced
     notes = FailureNotes(Full(Path("/nowhere")), background, ManualClock())
     notes.look((failed(1),))
     assert background.work_once() and background.note_once()
