@@ -30,7 +30,7 @@ from tidegate.worker.output import OutputChannel
 # -- in the restore
 
 
-@variant(found_at=23)
+@variant(found_at=27)
 def restores_what_the_sender_held_before_what_the_receiver_had(patch: Patch) -> None:
     original = restoring._Restoring._captured
 
@@ -113,7 +113,7 @@ def gives_captured_rows_of_a_rebalance_to_two_receivers(patch: Patch) -> None:
     patch.setattr(rescale, "_by_old_receiver", to_two)
 
 
-@variant(found_at=6)
+@variant(found_at=2)
 def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
     original = rescale.overlapping
     patch.setattr(restoring, "overlapping", lambda subtask, **counts: original(subtask, **counts)[:1])
@@ -129,7 +129,7 @@ def keeps_only_the_least_event_time(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_progress_of_all", progress_of_all)
 
 
-@variant(found_at=97)
+@variant(found_at=71)
 def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None:
     def least_advanced(old: Any, in_flight: Iterable[Any]) -> int:
         left = [0] * old[0].receivers
@@ -141,7 +141,7 @@ def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None
     patch.setattr(restoring, "most_advanced_of", least_advanced)
 
 
-@variant(found_at=6)
+@variant(found_at=84)
 def gives_broadcast_state_to_the_old_subtasks_alone(patch: Patch) -> None:
     original = restoring._Restoring._broadcast_from
 
@@ -159,7 +159,7 @@ def assigns_splits_again_that_were_read_before(patch: Patch) -> None:
 # -- on the coordinator
 
 
-@variant(found_at=255)
+@variant(found_at=488)
 def believes_slots_of_an_older_generation_whose_ids_are_used_again(patch: Patch) -> None:
     on_message, begin = Driver._on_message, Running.begin
 
@@ -215,7 +215,7 @@ def commits_before_the_log_entry(patch: Patch) -> None:
     patch.setattr(DurableJob, "complete", complete)
 
 
-@variant(found_at=13)
+@variant(found_at=8)
 def records_a_commit_before_the_sinks_have_committed(patch: Patch) -> None:
     original = DurableJob._commit_one
 
@@ -235,7 +235,7 @@ def forgets_uncommitted_checkpoints_when_it_starts_again(patch: Patch) -> None:
     patch.setattr(durable, "uncommitted", lambda entries: [])
 
 
-@variant(found_at=179)
+@variant(found_at=292)
 def commits_out_of_the_logs_order_after_a_failed_commit(patch: Patch) -> None:
     patch.setattr(DurableJob, "commit", DurableJob._commit_one)
 
@@ -265,7 +265,7 @@ def deletes_a_shared_file_with_the_checkpoint_that_wrote_it(patch: Patch) -> Non
     patch.setattr(durable._UsedFiles, "may_need", lambda self, path, writer: False)
 
 
-@variant(found_at=6)
+@variant(found_at=0)
 def deletes_a_shared_file_that_a_pending_checkpoint_refers_to(patch: Patch) -> None:
     patch.setattr(SharedFiles, "_may_be_used", lambda self, file, writer: writer > self._newest)
 

@@ -41,7 +41,7 @@ def captures_only_what_was_queued_at_the_snapshot(patch: Patch) -> None:
     patch.setattr(GateBarriers, "on_arrival", on_arrival)
 
 
-@variant(found_at=3)
+@variant(found_at=4)
 def closes_the_capture_when_the_cut_is_known_whatever_is_still_on_its_way(patch: Patch) -> None:
     original = GateBarriers._look_at
 
@@ -58,7 +58,7 @@ def keeps_what_the_sender_stores_too(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_trim", lambda self, checkpoint, active, channel: [])
 
 
-@variant(found_at=6)
+@variant(found_at=16)
 def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     original = GateBarriers.may_consume
 
@@ -68,7 +68,7 @@ def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     patch.setattr(GateBarriers, "may_consume", may_consume)
 
 
-@variant(found_at=12)
+@variant(found_at=27)
 def does_not_wait_at_an_aligned_barrier(patch: Patch) -> None:
     def may_consume(self: GateBarriers, channel: ChannelId, *, epoch: CheckpointId) -> bool:
         return epoch <= self._channels[channel].newest_cut
@@ -96,7 +96,7 @@ def reopens_an_aborted_checkpoint_on_a_late_barrier(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_open", open_again)
 
 
-@variant(found_at=15)
+@variant(found_at=29)
 def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patch) -> None:
     original = GateBarriers._settle
 
@@ -138,13 +138,13 @@ def captures_a_half_done_batch_whole(patch: Patch) -> None:
     patch.setattr(Gate, "_open_capture", open_capture)
 
 
-@variant(found_at=65)
+@variant(found_at=66)
 def consumes_new_rows_before_recovered_ones(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "may_consume", lambda self, channel: True)
 
 
 # Beyond the first seeds of all jobs, but the 140th of this one: two restores have to follow closely on another.
-@variant(found_at=66)
+@variant(found_at=300)
 def forgets_at_a_second_restore_what_was_recovered_at_the_first(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "left", lambda self, channel: ())
 
@@ -258,7 +258,7 @@ def takes_the_snapshot_before_operators_have_flushed(patch: Patch) -> None:
     patch.setattr(Task, "_take", take)
 
 
-@variant(found_at=2)
+@variant(found_at=10)
 def freezes_the_state_when_it_is_encoded_instead_of_at_the_barrier(patch: Patch) -> None:
     original = HeapState.snapshot
 
@@ -286,7 +286,7 @@ def ends_event_time_when_it_is_suspended(patch: Patch) -> None:
     patch.setattr(SourceHead, "poll", poll)
 
 
-@variant(found_at=2)
+@variant(found_at=3)
 def forgets_what_sinks_prepared_for_a_checkpoint_that_failed(patch: Patch) -> None:
     original = SlotSnapshots._to_commit
     patch.setattr(SlotSnapshots, "_to_commit", lambda self, task, checkpoint: original(self, task, checkpoint)[-1:])
@@ -324,7 +324,7 @@ def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> Non
     patch.setattr(SlotSnapshots, "_go_on", go_on)
 
 
-@variant(found_at=42)
+@variant(found_at=12)
 def lets_a_savepoint_refer_to_shared_files(patch: Patch) -> None:
     original = SlotSnapshots._encode
 
