@@ -146,8 +146,8 @@ def main() -> None:
 
 
 def say(*words: Any) -> None:
-    """A line for the test that runs this program."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    """A line for the test that runs this program, on a line of its own whatever the JVM has just begun to write."""
+    sys.stdout.write("\n" + " ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 

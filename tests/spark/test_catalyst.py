@@ -210,7 +210,7 @@ def test_the_whole_way_from_a_dataframe_to_vertices(stream: DataFrame) -> None:
         max_parallelism=128,
     )
     assert [vertex.name for vertex in plan.vertices] == [
-        "Source[parquet] -> Project -> Project",
+        "Source[parquet] -> Project -> Project -> PartialAggregate(sum)",
         "Aggregate(sum) -> Sink[noop]",
     ]
 
