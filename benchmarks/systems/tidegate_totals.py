@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 import tidegate as tg
 from benchmarks.systems.arguments import Arguments, arguments
@@ -19,6 +19,7 @@ from benchmarks.systems.session import spark_session, warm_up_workers
 from benchmarks.systems.telling import tell
 from benchmarks.systems.tidegate_pipeline import checkpoint
 from benchmarks.systems.totals import digest_of, keyed_totals
+from tidegate.connectors.memory import read_memory_table
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
         measure(given, python_rows(rows, given) if "kind" in given else keyed_totals(rows, given))
     else:
         expected = given.number("check_rows")
-        check(given, spark, keyed_totals(rows.where(f"value < {expected}"), given), expected)
+        check(given, keyed_totals(rows.where(f"value < {expected}"), given), expected)
     spark.stop()
 
 
@@ -51,20 +52,20 @@ def measure(given: Arguments, totals: DataFrame) -> None:
         tell("measured", rows=rows - first_rows, seconds=ended - started, checkpoints=taken)
 
 
-def check(given: Arguments, spark: SparkSession, totals: DataFrame, expected_rows: int) -> None:
+def check(given: Arguments, totals: DataFrame, expected_rows: int) -> None:
     writer = tg.writeStream(totals).format("memory").queryName("totals").outputMode("complete")
     with running(writer.option("checkpoint.interval", "1s"), given) as query:
         wait_until(query, lambda: counted_rows(query) >= expected_rows)
         # Some reader may still have rows of its own to give.
-        while (found := digest_at_next_checkpoint(query, spark))["rows"] < expected_rows:
+        while (found := digest_at_next_checkpoint(query))["rows"] < expected_rows:
             pass
     tell("checked", **found)
 
 
-def digest_at_next_checkpoint(query: tg.StreamingQuery, spark: SparkSession) -> dict[str, int]:
+def digest_at_next_checkpoint(query: tg.StreamingQuery) -> dict[str, int]:
     newest = max((checkpoint.id for checkpoint in query.checkpoints), default=0)
     wait_until(query, lambda: any(c.id > newest and c.status == "completed" for c in query.checkpoints))
-    return digest_of(spark.sql("SELECT k, rows, total FROM totals").toArrow())
+    return digest_of(read_memory_table("totals"))  # which has a view in Spark only when the query is over
 
 
 @contextmanager
