@@ -145,21 +145,32 @@ def test_what_a_call_raises_is_named_with_its_row(numbers: DataFrame) -> None:
         rows_of(tg.async_map(numbers, fails, "id long"), **{"restart.strategy": "none"})
 
 
-def test_a_call_that_hangs_is_named_and_ends_nothing_else(numbers: DataFrame) -> None:
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Path]:
+    """While this file is there, calls hang; Spark keeps its workers, and other tests are not to find such calls."""
+    path = tmp_path / "hanging"
+    path.touch()
+    yield path
+    path.unlink()
+
+
+def test_a_call_that_hangs_is_named_and_ends_nothing_else(numbers: DataFrame, hanging: Path) -> None:
     def hangs(row: Row) -> Row:
-        time.sleep(3600)
+        while hanging.exists():
+            time.sleep(0.1)
         return row
 
     with pytest.raises(UserCodeFailure, match="'hangs' has not answered within 200 ms for the row"):
         rows_of(tg.async_map(numbers, hangs, "id long", 4, timeout="200ms"), **{"restart.strategy": "none"})
 
 
-def test_a_query_is_stopped_while_calls_hang(numbers: DataFrame, tmp_path: Path) -> None:
+def test_a_query_is_stopped_while_calls_hang(numbers: DataFrame, tmp_path: Path, hanging: Path) -> None:
     mark = tmp_path / "called"
 
     def hangs(row: Row) -> Row:
         mark.touch()
-        time.sleep(3600)
+        while hanging.exists():
+            time.sleep(0.1)
         return row
 
     query = (
