@@ -64,6 +64,24 @@ def test_outcomes_reach_the_loop_by_number(mailbox: Mailbox, style: CallStyle) -
     assert own_threads("outcomes") == []
 
 
+@pytest.mark.parametrize("style", CallStyle)
+@pytest.mark.parametrize("error", [SystemExit("enough"), asyncio.CancelledError("enough"), KeyboardInterrupt("enough")])
+def test_an_error_that_would_end_a_thread_is_an_outcome_too(
+    mailbox: Mailbox, style: CallStyle, error: BaseException
+) -> None:
+    calls = open_waiting_calls(mailbox, style, 4, "ending")
+
+    def fails() -> None:
+        raise error
+
+    calls.start(1, in_style(style, fails))
+    (_, raised), *_ = collect(calls, mailbox, 1)
+    assert raised == Raised(error)
+    calls.start(2, in_style(style, lambda: "yes"))
+    assert collect(calls, mailbox, 1) == [(2, Answered("yes"))]
+    calls.close()
+
+
 def test_blocking_calls_are_under_way_at_the_same_time(mailbox: Mailbox) -> None:
     calls = open_waiting_calls(mailbox, CallStyle.BLOCKING, 3, "together")
     # Passes only if all three are inside at once.

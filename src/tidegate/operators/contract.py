@@ -139,7 +139,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    error: Exception
+    error: BaseException
 
 
 Outcome: TypeAlias = Answered | Raised

@@ -5,7 +5,7 @@ import traceback
 from tidegate.model.errors import UserCodeFailure
 
 
-def user_code_failure(error: Exception, *, called: str) -> UserCodeFailure:
+def user_code_failure(error: BaseException, *, called: str) -> UserCodeFailure:
     """With the user's traceback as text: the error itself may not survive the way to the driver."""
     # The first frame is the operator's own call.
     trace = error.__traceback__.tb_next if error.__traceback__ is not None else None

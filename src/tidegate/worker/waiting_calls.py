@@ -134,7 +134,9 @@ class CoroutineCalls:
     async def _await(self, number: int, call: Callable[[], Any]) -> None:
         try:
             outcome: Outcome = Answered(await call())
-        except Exception as error:
+        except BaseException as error:
+            if self._done.is_closed:
+                raise  # cancelled, because the slot leaves
             outcome = Raised(error)
         self._done.add(number, outcome)
 
@@ -145,9 +147,10 @@ class CoroutineCalls:
 
 
 def _outcome(call: Callable[[], Any]) -> Outcome:
+    """Whatever it raises, `sys.exit()` too: a call without an outcome would be waited for for ever."""
     try:
         return Answered(call())
-    except Exception as error:
+    except BaseException as error:
         return Raised(error)
 
 
