@@ -24,7 +24,7 @@ from tidegate.worker.gate import Arrived, ClosedCapture, Gate, RecoveredChannel,
 from tidegate.worker.output import GATHER_MS, EdgeOutput, OutputChannel, Sealed, TaskOutput
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
-from tidegate.worker.task import Task
+from tidegate.worker.task import SLICE_TARGET_MS, Task
 from tidegate.worker.task_reports import TaskListener, TaskSnapshot
 
 CHANNELS = [ChannelId(EdgeId(0), sender, 0) for sender in range(2)]
@@ -367,6 +367,40 @@ def test_event_time_waits_for_the_end_of_a_batch() -> None:
     made.source.amid_after = frozenset({1, 2})
     assert made.run(2) == []
     assert made.run() == [[1, 2, 3], Watermark(300), EndOfInput()]
+
+
+class Counts(Stateless):
+    """Notes how many rows each slice had, of which sixteen take as long as a step should."""
+
+    clock: ManualClock
+
+    def __init__(self) -> None:
+        self.slices: list[int] = []
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        self.slices.append(rows.num_rows)
+        self.clock.advance(rows.num_rows * SLICE_TARGET_MS / 16)
+
+
+@pytest.mark.parametrize(("switch_after_ms", "awaiting"), [(0.0, 4), (None, 16), (1000.0, 16)])
+def test_steps_are_shorter_while_an_unaligned_barrier_is_on_its_way(
+    switch_after_ms: float | None, awaiting: int
+) -> None:
+    operator = Counts()
+    made = Made(gate=gate_of(*CHANNELS), operators=[operator])
+    operator.clock = made.clock
+
+    def slice_of(sequence: int) -> int:
+        before = len(operator.slices)
+        made.arrive(CHANNELS[0], sequence, Batch(rows(*range(100))))
+        made.run(2)
+        return operator.slices[before]
+
+    assert slice_of(0) == 16
+    made.task.trigger(ONE, switch_after_ms=switch_after_ms, suspends=False)
+    assert slice_of(1) == awaiting
+    made.task.on_abort(ONE)
+    assert slice_of(2) == 16
 
 
 class OnlyTheFirst(Stateless):

@@ -8,6 +8,8 @@ _GROWTH = 4
 _PROBED_PART = 8
 # Below this, a slice is a probe by itself.
 _LEAST_PROBED_ROWS = 2 * _PROBED_PART
+# Of a slice, while an unaligned barrier is on its way: it waits for one at every hop.
+_HURRIED_PART = 4
 
 
 class SliceSizer:
@@ -19,6 +21,11 @@ class SliceSizer:
     @property
     def rows(self) -> int:
         return self._rows
+
+    @property
+    def hurried_rows(self) -> int:
+        """For a slice that somebody waits for."""
+        return max(1, self.rows // _HURRIED_PART)
 
     def observe(self, *, rows: int, elapsed_ms: float) -> None:
         if rows == 0:

@@ -71,6 +71,7 @@ class Task:
     _given_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _waiting_since_ms: float | None = None
+    _awaited: CheckpointId | None = None  # unaligned, triggered, and its barrier is not here yet
     watch: BarrierWatch = field(default_factory=BarrierWatch)
 
     def __post_init__(self) -> None:
@@ -174,6 +175,8 @@ class Task:
             return
         if self.source is None:
             assert self.gate is not None
+            if switch_after_ms == 0:
+                self._awaited = checkpoint
             self.perform(self.gate.on_triggered(checkpoint, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=now_ms))
             return
         self.source.on_triggered(checkpoint, now_ms, suspends=suspends)
@@ -237,6 +240,7 @@ class Task:
         self._finish_if(bool(self._end.on_completed(checkpoint)))
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
+        self._await_no_longer(checkpoint)
         self.watch.on_abort(checkpoint)
         if self.source is not None:
             self.source.on_abort(checkpoint)
@@ -311,7 +315,7 @@ class Task:
         if not self._holds_rows():
             return False
         before_bytes = 0 if self.output is None else self.output.in_flight_bytes()
-        given, wanted = 0, self._fitting(self.giving_sizer.rows, self._given_bytes_per_row)
+        given, wanted = 0, self._fitting(self._affordable(self.giving_sizer), self._given_bytes_per_row)
         # Downstream first: what it wants bounds what those in front of it give.
         for giving, emit in reversed(self._giving):
             if wanted:
@@ -383,7 +387,14 @@ class Task:
 
     def _slice_rows(self) -> int:
         """As many rows as take about the target time, but not more than the output has room for."""
-        return self._fitting(min(self.sizer.rows, self._room()), self._output_bytes_per_row)
+        return self._fitting(min(self._affordable(self.sizer), self._room()), self._output_bytes_per_row)
+
+    def _affordable(self, sizer: SliceSizer) -> int:
+        return sizer.rows if self._awaited is None else sizer.hurried_rows
+
+    def _await_no_longer(self, checkpoint: CheckpointId) -> None:
+        if self._awaited is not None and self._awaited <= checkpoint:
+            self._awaited = None
 
     def _fitting(self, wanted: int, bytes_per_row: float) -> int:
         if self.output is None or not bytes_per_row:
@@ -407,7 +418,7 @@ class Task:
 
     def _advance_time(self, now_ms: float) -> None:
         """One slice of due timers, or the word downstream once none is left."""
-        timers = self._timer_sizer.rows
+        timers = self._affordable(self._timer_sizer)
         watermark_ms = self._time.advance(timers, now_ms)
         elapsed_ms = self.clock.monotonic_ms() - now_ms
         self.counters.busy_ms += elapsed_ms
@@ -491,6 +502,7 @@ class Task:
 
     def _take(self, take: TakeSnapshot) -> None:
         """Flush, forward the barrier ahead of all that follows, freeze the state: in this order, at once."""
+        self._await_no_longer(take.checkpoint)
         started_ms = self.clock.monotonic_ms()
         found_ms = self.watch.first_barrier_ms(take.checkpoint)
         first_barrier_ms = started_ms if found_ms is None else found_ms

@@ -59,6 +59,10 @@ class RandomSlices(SliceSizer):
     def rows(self) -> int:
         return self._random.randint(1, self._most_rows)
 
+    @property
+    def hurried_rows(self) -> int:
+        return self.rows
+
 
 Lanes = Mapping[SlotIndex, LaneLink]
 
