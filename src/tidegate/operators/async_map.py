@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, assert_never
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -22,6 +21,7 @@ from tidegate.operators.columnar import slots_array
 from tidegate.operators.contract import (
     Answered,
     Emit,
+    HoldsNothingBack,
     Outcome,
     Raised,
     TaskContext,
@@ -29,7 +29,7 @@ from tidegate.operators.contract import (
     WaitingFunction,
     WithoutTimers,
 )
-from tidegate.operators.held_rows import encode_batch
+from tidegate.operators.held_rows import decoded_batches, encode_batches
 from tidegate.operators.user_code import user_code_failure
 from tidegate.operators.user_rows import Row, RowsByKey, batch_from_tuples, prepare_conversions
 from tidegate.plan.nodes import AnswerOrder
@@ -55,7 +55,7 @@ class _Held:
     outcome: Outcome | None = None
 
 
-class AsyncMapOperator(WithoutTimers):
+class AsyncMapOperator(WithoutTimers, HoldsNothingBack):
     """`GivesLater`."""
 
     def __init__(self, spec: AsyncMapSpec) -> None:
@@ -83,11 +83,8 @@ class AsyncMapOperator(WithoutTimers):
         )
         name = f"async-map-{context.task.vertex}-{context.task.subtask}"
         self._calls: WaitingCalls = context.open_calls(self._function.style, self._spec.capacity, name)
-        for section in restored:
-            for item in msgspec.msgpack.decode(section.data, type=list[bytes]):
-                with pa.ipc.open_stream(item) as reader:
-                    for batch in reader:
-                        self._take(batch)
+        for batch in decoded_batches(restored):
+            self._take(batch)
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         if rows.num_rows:
@@ -129,15 +126,6 @@ class AsyncMapOperator(WithoutTimers):
     def next_deadline_ms(self) -> float | None:
         return next(iter(self._deadlines_ms.values()), None)
 
-    def before_barrier(self, emit: Emit) -> None:
-        return
-
-    def end_of_input(self, emit: Emit) -> None:
-        return
-
-    def on_idle(self, emit: Emit) -> None:
-        return
-
     # -- event time
 
     def on_watermark(self, event_time_ms: int) -> None:
@@ -158,7 +146,7 @@ class AsyncMapOperator(WithoutTimers):
     def snapshot(self) -> list[Section]:
         held = [self._held_of(taken) for taken in self._taken.values()]
         # Batches never change, so that they can be encoded later.
-        return [Section(SECTION, None, partial(_encode, held), Redistribution.SPLIT)]
+        return [Section(SECTION, None, partial(encode_batches, held), Redistribution.SPLIT)]
 
     def state_bytes(self) -> int:
         return sum(taken.rows.nbytes for taken in self._taken.values())
@@ -246,7 +234,3 @@ class AsyncMapOperator(WithoutTimers):
 
 # Of a row in a message: enough to recognise it by.
 _SHOWN = 200
-
-
-def _encode(batches: Sequence[pa.RecordBatch]) -> bytes:
-    return msgspec.msgpack.encode([encode_batch(batch) for batch in batches])

@@ -312,11 +312,8 @@ class WithoutTimers:
         return None
 
 
-class Stateless(WithoutTimers):
-    """For operators that keep nothing: rows that go in have come out before the next barrier."""
-
-    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
-        return
+class HoldsNothingBack:
+    """For operators that gather nothing for the end of an epoch, of the input, or for an idle moment."""
 
     def before_barrier(self, emit: Emit) -> None:
         return
@@ -325,6 +322,23 @@ class Stateless(WithoutTimers):
         return
 
     def on_idle(self, emit: Emit) -> None:
+        return
+
+
+class WithoutDeadlines:
+    """For a `GivesLater` whose rows wait only for their turn."""
+
+    def on_time(self, now_ms: float) -> None:
+        return
+
+    def next_deadline_ms(self) -> float | None:
+        return None
+
+
+class Stateless(WithoutTimers, HoldsNothingBack):
+    """For operators that keep nothing: rows that go in have come out before the next barrier."""
+
+    def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         return
 
     def snapshot(self) -> list[Section]:

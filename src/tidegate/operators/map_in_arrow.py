@@ -10,57 +10,26 @@ import pyarrow as pa
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from tidegate.model.errors import UserCodeFailure
-from tidegate.operators.contract import Emit, Stateless, TaskContext
-from tidegate.operators.held_rows import HeldRows
+from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.held_rows import FedInSlices
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.physical import MapInArrowSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
-from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.contract import RestoredSection
 
 MapFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Any]
 
 
-class MapInArrowOperator(Stateless):
-    """`GivesLater`."""
-
+class MapInArrowOperator(FedInSlices):
     def __init__(self, spec: MapInArrowSpec) -> None:
+        super().__init__(spec.giving)
         self._spec = spec
         self._call: EpochCall | None = None
-        self._held = HeldRows(spec.giving)
         self._passed_ms = MIN_WATERMARK_MS
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        super().open(context, restored)
         self._function = context.user_code.map_function(self._spec.function)
-        self._held.restore(restored)
-
-    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        if not self._held.take(rows):
-            self._feed(rows, emit)
-
-    def room(self) -> int:
-        return self._held.room()
-
-    def holds_rows(self) -> bool:
-        return self._held.holds_rows()
-
-    def give(self, max_rows: int, emit: Emit) -> int:
-        rows = self._held.next(max_rows)
-        if rows is None:
-            return 0
-        self._feed(rows, emit)
-        return int(rows.num_rows)
-
-    def on_time(self, now_ms: float) -> None:
-        return
-
-    def next_deadline_ms(self) -> float | None:
-        return None
-
-    def snapshot(self) -> list[Section]:
-        return self._held.snapshot()
-
-    def state_bytes(self) -> int:
-        return self._held.size_bytes()
 
     def before_barrier(self, emit: Emit) -> None:
         self._finish_epoch(emit)
@@ -71,7 +40,7 @@ class MapInArrowOperator(Stateless):
     def watermark_behind(self, event_time_ms: int) -> int:
         """The function may hold rows back until its epoch ends: event time must not overtake them."""
         if self._call is None:
-            self._passed_ms = self._held.watermark_behind(event_time_ms)
+            self._passed_ms = super().watermark_behind(event_time_ms)
         return self._passed_ms
 
     def close(self) -> None:
@@ -80,8 +49,6 @@ class MapInArrowOperator(Stateless):
             call.abandon()
 
     def _feed(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        if rows.num_rows == 0:
-            return
         if self._call is None:
             self._call = EpochCall(self._function, name=self._spec.function_name, method=self._spec.method)
         self._emit_checked(self._call.feed(rows), emit)

@@ -12,62 +12,28 @@ import pyarrow as pa
 
 from tidegate.model.errors import TidegateError, UserCodeFailure
 from tidegate.operators.contract import Emit, Stateless, TaskContext
-from tidegate.operators.held_rows import HeldRows
+from tidegate.operators.held_rows import FedInSlices
 from tidegate.operators.map_in_arrow import EpochCall, fit_to_schema
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.physical import EvalPythonSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
-from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.contract import RestoredSection
 
 
-class PythonUdfOperator(Stateless):
-    """For functions of one batch, or of one row: each slice is a call of its own. `GivesLater`."""
+class PythonUdfOperator(FedInSlices):
+    """For functions of one batch, or of one row: each slice is a call of its own."""
 
     def __init__(self, spec: EvalPythonSpec) -> None:
+        super().__init__(spec.giving)
         self._columns = UdfColumns(spec)
         self._called = f"The Python function {spec.function_name!r}"
-        self._held = HeldRows(spec.giving)
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        super().open(context, restored)
         self._columns.open(context)
-        self._held.restore(restored)
 
-    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        if not self._held.take(rows):
-            self._call(rows, emit)
-
-    def room(self) -> int:
-        return self._held.room()
-
-    def holds_rows(self) -> bool:
-        return self._held.holds_rows()
-
-    def give(self, max_rows: int, emit: Emit) -> int:
-        rows = self._held.next(max_rows)
-        if rows is None:
-            return 0
-        self._call(rows, emit)
-        return int(rows.num_rows)
-
-    def on_time(self, now_ms: float) -> None:
-        return
-
-    def next_deadline_ms(self) -> float | None:
-        return None
-
-    def watermark_behind(self, event_time_ms: int) -> int:
-        return self._held.watermark_behind(event_time_ms)
-
-    def snapshot(self) -> list[Section]:
-        return self._held.snapshot()
-
-    def state_bytes(self) -> int:
-        return self._held.size_bytes()
-
-    def _call(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        if rows.num_rows == 0:
-            return
+    def _feed(self, rows: pa.RecordBatch, emit: Emit) -> None:
         try:
             (results,) = self._columns.function(iter([self._columns.arguments(rows)]))
         except TidegateError:

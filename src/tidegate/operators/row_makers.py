@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
-from tidegate.operators.contract import Emit, Stateless, TaskContext
-from tidegate.operators.held_rows import encode_batch
+from tidegate.operators.contract import Emit, Stateless, TaskContext, WithoutDeadlines
+from tidegate.operators.held_rows import FEW_ROWS, WANTED_ROWS, encode_batch
 from tidegate.plan.kernels import compile_expand, compile_generate
 from tidegate.plan.kernels.generators import Exploded
 from tidegate.plan.physical import ExpandSpec, GenerateSpec, Giving
@@ -21,9 +21,6 @@ from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import Redistribution, RestoredSection, Section
 
 SECTION = "rows to explode"
-# So few rows are given at once: holding them would cost more than they do.
-_FEW_ROWS = 16
-_WANTED_ROWS = 1 << 16
 
 
 class _StoredRest(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +36,7 @@ class _Held:
     given: int = 0
 
 
-class ExplodeOperator(Stateless):
+class ExplodeOperator(Stateless, WithoutDeadlines):
     """`GivesLater`."""
 
     def __init__(self, spec: GenerateSpec) -> None:
@@ -60,14 +57,14 @@ class ExplodeOperator(Stateless):
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         exploded = self._explode(rows)
-        if self._giving is Giving.AT_ONCE or (exploded.count <= _FEW_ROWS and not self._held):
+        if self._giving is Giving.AT_ONCE or (exploded.count <= FEW_ROWS and not self._held):
             for piece in exploded:
                 emit(piece)
         else:
             self._hold(_Held(exploded))
 
     def room(self) -> int:
-        return 0 if self._held else _WANTED_ROWS
+        return 0 if self._held else WANTED_ROWS
 
     def holds_rows(self) -> bool:
         return bool(self._held)
@@ -82,12 +79,6 @@ class ExplodeOperator(Stateless):
         held.given = last
         emit(held.exploded.made(first, last))
         return last - first
-
-    def on_time(self, now_ms: float) -> None:
-        return
-
-    def next_deadline_ms(self) -> float | None:
-        return None
 
     def watermark_behind(self, event_time_ms: int) -> int:
         if not self._held:
