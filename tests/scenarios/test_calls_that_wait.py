@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import UserCodeFailure
 from tidegate.operators.contract import CallStyle, WaitingFunction
-from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.lower import lower
 from tidegate.plan.nodes import AnswerOrder, AsyncMap, Scan, Sink
-from tidegate.protocol.checkpoints import CheckpointSettings
-from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
-from tidegate.protocol.retention import KeepNumber
+from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.store import open_store
+from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import NamedUserCode, ThreadLauncher
 from tidegate.worker.settings import SlotSettings
 
 ROWS = 400
 SCHEMA = pa.schema([("v", pa.int64())])
 Call = Callable[[tuple[Any, ...]], Any]
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    deadline = time.monotonic() + 5
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
 
 
 @pytest.fixture
@@ -55,29 +43,18 @@ def job(
     order: AnswerOrder = AnswerOrder.AS_TAKEN,
     style: CallStyle = CallStyle.BLOCKING,
     timeout_ms: float | None = None,
-    restart: RestartStrategy = NoRestart(),  # noqa: B008 - frozen and empty
+    restart: RestartStrategy | None = None,
 ) -> Coordinator:
     waiting = AsyncMap(Scan("parquet", {"path": str(folder / "in")}, SCHEMA), b"f", "f", SCHEMA, 8, order, timeout_ms)
     plan = lower(waiting, Sink("parquet", {"path": str(folder / "out")}, SCHEMA), parallelism=slots, max_parallelism=16)
-    spec = JobSpec(
-        name="waiting",
-        job_id="waiting",
-        slot_settings=SlotSettings(
-            plan=plan, checkpoint_location=str(folder / "chk"), window_bytes=4096, state_backend="heap"
-        ),
-        fingerprint=tuple(fingerprint(plan)),
-        checkpoints=CheckpointSettings(
-            interval_ms=20, timeout_ms=60_000, min_pause_ms=0, max_concurrent=1, tolerable_failures=0
-        ),
+    spec = local_job(
+        "waiting",
+        SlotSettings(plan=plan, checkpoint_location=str(folder / "chk"), window_bytes=4096, state_backend="heap"),
+        interval_ms=20,
         switch_after_ms=0.0,
-        keep=KeepNumber(2),
+        keep=2,
         restart=restart,
         available_now=True,
-        driver_host="127.0.0.1",
-        bind_host="127.0.0.1",
-        slot_bind_host="127.0.0.1",
-        advertised_host=None,
-        ports="any",
     )
     code = NamedUserCode(waiting={"f": WaitingFunction(style, call, lambda row: [row])})
     return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})

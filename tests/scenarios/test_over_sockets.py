@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,15 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import UserCodeFailure
 from tidegate.plan.expressions import Column
-from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Project, Scan, Sink, TransformWithState
-from tidegate.protocol.checkpoints import CheckpointSettings
-from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
-from tidegate.protocol.retention import KeepNumber
+from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.store import open_store
+from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker.settings import SlotSettings
 
@@ -49,7 +47,7 @@ def job(
     timeout_ms: float = 60_000,
     max_concurrent: int = 1,
     tolerable_failures: int = 0,
-    restart: RestartStrategy = NoRestart(),  # noqa: B008 - frozen and empty
+    restart: RestartStrategy | None = None,
 ) -> Coordinator:
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
@@ -61,32 +59,17 @@ def job(
     counted = pa.schema([("k", pa.int64()), ("n", pa.int64())])
     sink = Sink("parquet", {"path": str(folder / "out")}, counted)
     plan = lower(TransformWithState(keyed, 1, b"count", counted), sink, parallelism=slots, max_parallelism=128)
-    spec = JobSpec(
-        name="scenario",
-        job_id="scenario",
-        slot_settings=SlotSettings(
-            plan=plan,
-            checkpoint_location=str(folder / "chk"),
-            window_bytes=4096,
-            state_backend="heap",
-        ),
-        fingerprint=tuple(fingerprint(plan)),
-        checkpoints=CheckpointSettings(
-            interval_ms=interval_ms,
-            timeout_ms=timeout_ms,
-            min_pause_ms=0,
-            max_concurrent=max_concurrent,
-            tolerable_failures=tolerable_failures,
-        ),
+    spec = local_job(
+        "scenario",
+        SlotSettings(plan=plan, checkpoint_location=str(folder / "chk"), window_bytes=4096, state_backend="heap"),
+        interval_ms=interval_ms,
+        timeout_ms=timeout_ms,
+        max_concurrent=max_concurrent,
+        tolerable_failures=tolerable_failures,
         switch_after_ms=switch_after_ms,
-        keep=KeepNumber(2),
+        keep=2,
         restart=restart,
         available_now=True,
-        driver_host="127.0.0.1",
-        bind_host="127.0.0.1",
-        slot_bind_host="127.0.0.1",
-        advertised_host=None,
-        ports="any",
     )
     code = NamedUserCode(processors={"count": lambda: CountingProcessor(before_row=before_row)})
     return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})
@@ -125,16 +108,6 @@ class FailsOnce:
             self._seen += 1
             if self._seen == self._row:
                 raise ValueError("the thousandth row is odd")
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    deadline = time.monotonic() + 5
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])

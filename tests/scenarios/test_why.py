@@ -4,7 +4,7 @@ slots over real sockets, without Spark. The contrasts are large, because the mac
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,9 @@ from tidegate.model.errors import UserError
 from tidegate.model.ids import CheckpointId
 from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
 from tidegate.plan.expressions import Column
-from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.lower import lower
 from tidegate.plan.nodes import MapInArrow, Node, Project, Scan, Sink, TransformWithState
 from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
-from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.culprits import (
     BigSynchronousPart,
     Cause,
@@ -42,11 +41,10 @@ from tidegate.protocol.culprits import (
     UploadFailed,
     root_of,
 )
-from tidegate.protocol.restart import NoRestart
-from tidegate.protocol.retention import KeepNumber
 from tidegate.protocol.why import WhyReport, why
 from tidegate.storage.store import Store, open_store
 from tidegate.testing.faulty_store import FaultyStore, Result, Slow, StoreOperation
+from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker import main as worker_main
 from tidegate.worker.settings import SlotSettings
@@ -119,32 +117,17 @@ class Stage:
         counted = pa.schema([("k", pa.int64()), ("n", pa.int64())])
         sink = Sink(self.sink_format, {"path": str(self.folder / "out")}, counted)
         plan = lower(TransformWithState(keyed, 1, b"count", counted), sink, parallelism=2, max_parallelism=128)
-        return JobSpec(
-            name="staged",
-            job_id="staged",
-            slot_settings=SlotSettings(
-                plan=plan,
-                checkpoint_location=self.location,
-                window_bytes=self.window_bytes,
-                state_backend="heap",
+        return local_job(
+            "staged",
+            SlotSettings(
+                plan=plan, checkpoint_location=self.location, window_bytes=self.window_bytes, state_backend="heap"
             ),
-            fingerprint=tuple(fingerprint(plan)),
-            checkpoints=CheckpointSettings(
-                interval_ms=self.interval_ms,
-                timeout_ms=self.timeout_ms,
-                min_pause_ms=0,
-                max_concurrent=1,
-                tolerable_failures=1_000,
-            ),
+            interval_ms=self.interval_ms,
+            timeout_ms=self.timeout_ms,
+            tolerable_failures=1_000,
             switch_after_ms=self.switch_after_ms,
-            keep=KeepNumber(50),
-            restart=NoRestart(),
+            keep=50,
             available_now=True,
-            driver_host="127.0.0.1",
-            bind_host="127.0.0.1",
-            slot_bind_host="127.0.0.1",
-            advertised_host=None,
-            ports="any",
         )
 
 
@@ -462,14 +445,3 @@ def test_a_wrong_path_is_one_sentence(tmp_path: Path) -> None:
 def test_an_id_that_nothing_is_known_of_is_one_sentence() -> None:
     with pytest.raises(UserError, match="no checkpoint to explain yet"):
         explain_checkpoint((), None)
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    deadline = time.monotonic() + 10
-    left: Sequence[threading.Thread] = ()
-    while (left := [t for t in threading.enumerate() if t not in before]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left

@@ -9,19 +9,17 @@ from obstore.store import MemoryStore
 
 from tidegate.coordinator.driver import Driver
 from tidegate.coordinator.durable import DurableJob, DurableSettings
-from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import LaunchExit
 from tidegate.coordinator.roster import SlotGone, SlotJoined, SlotSaid
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.address import SlotAddress
 from tidegate.network.messages import Acknowledge, Failed, FromSlot, Ready, SlotIntroduction, ToSlot
-from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Scan, Sink
-from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.commit import CommitPermit
-from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
-from tidegate.protocol.retention import KeepNumber
+from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.object_store import ObjectStore
+from tidegate.testing.local_jobs import local_job
 from tidegate.worker.main import SlotOrder
 from tidegate.worker.settings import SlotSettings
 
@@ -156,23 +154,12 @@ class Hand:
         plan = lower(
             Scan("rate", {"rowsPerSecond": "1"}, SCHEMA), Sink("noop", {}, SCHEMA), parallelism=2, max_parallelism=8
         )
-        self.spec = JobSpec(
-            name="job",
-            job_id="job",
-            slot_settings=SlotSettings(plan=plan, checkpoint_location="", window_bytes=1 << 16, state_backend="heap"),
-            fingerprint=tuple(fingerprint(plan)),
-            checkpoints=CheckpointSettings(
-                interval_ms=60_000.0, timeout_ms=60_000.0, min_pause_ms=0, max_concurrent=1, tolerable_failures=0
-            ),
+        self.spec = local_job(
+            "job",
+            SlotSettings(plan=plan, checkpoint_location="", window_bytes=1 << 16, state_backend="heap"),
+            interval_ms=60_000.0,
             switch_after_ms=None,
-            keep=KeepNumber(3),
-            restart=restart or NoRestart(),
-            available_now=False,
-            driver_host="127.0.0.1",
-            bind_host="127.0.0.1",
-            slot_bind_host="127.0.0.1",
-            advertised_host=None,
-            ports="any",
+            restart=restart,
         )
         self.clock = ManualClock()
         self.notes: deque[Callable[[], None]] = deque()

@@ -13,19 +13,17 @@ from tidegate.connectors.memory import MemoryCommitter, read_memory_table
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.draining import Draining
 from tidegate.coordinator.durable import DurableJob
-from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import Launched, LaunchExit
 from tidegate.coordinator.roster import RosterEvent
 from tidegate.model.clock import SystemClock
 from tidegate.model.errors import DidNotHappen, UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.network.messages import Deploy, ToSlot
-from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.lower import lower
 from tidegate.plan.nodes import MapInArrow, Scan, Sink
-from tidegate.protocol.checkpoints import CheckpointSettings
-from tidegate.protocol.restart import FixedDelay, NoRestart, RestartStrategy
-from tidegate.protocol.retention import KeepNumber
+from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.store import open_store
+from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import NamedUserCode, ThreadLauncher
 from tidegate.worker.main import SlotOrder
 from tidegate.worker.settings import SlotSettings
@@ -77,27 +75,15 @@ def coordinator(
     root = MapInArrow(scan, b"f", "f", SCHEMA)
     plan = lower(root, Sink("memory", {"queryName": folder.name}, SCHEMA), parallelism=2, max_parallelism=8)
     location = str(folder / "chk")
-    spec = JobSpec(
-        name="job",
-        job_id=folder.name,
-        slot_settings=SlotSettings(plan=plan, checkpoint_location=location, window_bytes=1 << 16, state_backend="heap"),
-        fingerprint=tuple(fingerprint(plan)),
-        checkpoints=CheckpointSettings(
-            interval_ms=interval_ms,
-            timeout_ms=timeout_ms,
-            min_pause_ms=0,
-            max_concurrent=max_concurrent,
-            tolerable_failures=0,
-        ),
+    spec = local_job(
+        folder.name,
+        SlotSettings(plan=plan, checkpoint_location=location, window_bytes=1 << 16, state_backend="heap"),
+        interval_ms=interval_ms,
+        timeout_ms=timeout_ms,
+        max_concurrent=max_concurrent,
         switch_after_ms=None,
-        keep=KeepNumber(3),
-        restart=restart or NoRestart(),
+        restart=restart,
         available_now=available_now,
-        driver_host="127.0.0.1",
-        bind_host="127.0.0.1",
-        slot_bind_host="127.0.0.1",
-        advertised_host=None,
-        ports="any",
     )
     return Coordinator(spec, open_store(location), SlowToLeave(NamedUserCode({"f": function})), versions={})
 
