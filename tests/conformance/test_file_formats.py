@@ -27,6 +27,7 @@ from tidegate.model.errors import Damaged, OptionError, StorageFailure
 from tidegate.model.ids import Generation
 from tidegate.plan import nodes
 from tidegate.plan.nodes import Scan
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.sink_suite import FIRST, SCHEMA, SECOND, SinkSuite, expected, make_rows, permit, prepare
 from tidegate.testing.source_suite import SourceRun, SourceSuite
 
@@ -391,43 +392,32 @@ def test_bytes_are_taken_on_as_spark_counts_them(tmp_path: Path) -> None:
     assert [taken(run), taken(run), taken(run)] == [["0.json", "1.json"], ["2.json", "3.json"], []]
 
 
-@dataclass
-class HandClock:
-    now_ms: float = 0.0
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return START_MS
-
-
 def test_a_share_of_files_lasts_for_a_checkpoint_interval(tmp_path: Path) -> None:
     import dataclasses
 
     for number in range(2):
         write_json(tmp_path / f"{number}.json", number, 1)
-    clock = HandClock()
+    clock = ManualClock()
     opened: Any = source_of("json", tmp_path, maxFilesPerTrigger="1", checkpointIntervalMs="1000")
     run = SourceRun(dataclasses.replace(opened, clock=clock), 1, available_now=False)
     assert [taken(run), taken(run)] == [["0.json"], []]
-    clock.now_ms = 1000.0
+    clock.advance_to(1000.0)
     assert taken(run) == ["1.json"]
 
 
 def test_a_limited_source_gives_no_more_than_its_rows_a_second(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", 0, 1000)
-    clock = HandClock()
+    clock = ManualClock()
     run = SourceRun(LimitedSource(source_of("json", tmp_path), 100, clock), 1)
     run.discover()
     given = []
     for _ in range(200):
         polled = run.readers[0].poll(50)
         if isinstance(polled, NothingNow):
-            clock.now_ms += polled.retry_after_ms
+            clock.advance(polled.retry_after_ms)
             continue
         assert isinstance(polled, Rows)
-        given.append((clock.now_ms, polled.rows.num_rows))
+        given.append((clock.monotonic_ms(), polled.rows.num_rows))
     within_a_second = sum(rows for at_ms, rows in given if at_ms <= 1000.0)
     assert 80 <= within_a_second <= 110
 

@@ -20,6 +20,7 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.object_store import ObjectStore
 from tidegate.testing.local_jobs import local_job
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.main import SlotOrder
 from tidegate.worker.settings import SlotSettings
 
@@ -30,17 +31,6 @@ SLOTS_TIMEOUT_MS = 40_000.0
 DELAY_MS = 1_000.0
 RESTARTS = FixedDelay(3, DELAY_MS)
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
-
-
-@dataclass
-class ManualClock:
-    now_ms: float = 1_000_000.0
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return int(self.now_ms)
 
 
 @dataclass
@@ -207,7 +197,7 @@ class Hand:
             self.take_turn()
 
     def pass_ms(self, ms: float) -> None:
-        self.clock.now_ms += ms
+        self.clock.advance(ms)
         self.take_turn()
 
     def join(self, slot: SlotIndex, *, versions: dict[str, str] | None = None) -> None:

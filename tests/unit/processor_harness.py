@@ -1,7 +1,6 @@
 """The operator of transformWithState around a processor, one slice at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from tidegate.plan.physical import TransformWithStateSpec
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import HeapBackend
+from tidegate.testing.manual_clock import ManualClock
 
 INPUT = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("note", pa.string())])
 OUTPUT = pa.schema([("user", pa.string()), ("count", pa.int64())])
@@ -49,17 +49,6 @@ class Processor:
         self.is_closed = True
 
 
-@dataclass
-class HandClock:
-    now_ms: int = 1_000
-
-    def monotonic_ms(self) -> float:
-        return float(self.now_ms)
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-
 class Code:
     def __init__(self, processor: UserProcessor) -> None:
         self._processor = processor
@@ -89,7 +78,7 @@ class Harness:
         time_mode: TimeMode = TimeMode.NONE,
         floors: KeyGroupFloors = NO_FLOORS,
     ) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock(wall_start_ms=1_000)
         self.processor: Any = processor or Processor()
         self.input_schema = input_schema
         self.code = code_of(self.processor)

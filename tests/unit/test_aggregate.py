@@ -21,20 +21,11 @@ from tidegate.plan.expressions import Call, Column
 from tidegate.plan.nodes import AggregateCall, AggregateFunction, GroupRows
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 
 INT64_MAX = 2**63 - 1
 ALL = KeyGroupRange(0, 128)
-
-
-class Clock:
-    now_ms = 0.0
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return int(self.now_ms)
 
 
 def spec_of(keys: list[pa.DataType], value: pa.DataType = pa.int64(), *, ansi: bool = True) -> AggregateSpec:  # noqa: B008
@@ -57,7 +48,7 @@ class Harness:
     def __init__(
         self, spec: AggregateSpec, restored: list[RestoredSection] | None = None, key_groups: KeyGroupRange = ALL
     ) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.spec = spec
         operator = build_operator(spec)
         assert isinstance(operator, AggregateOperator)
@@ -237,17 +228,17 @@ def test_arguments_and_results_are_expressions() -> None:
 def test_output_is_gathered_for_a_while_but_not_held_longer() -> None:
     harness = Harness(spec_of([pa.int64()]))
     harness.process([1], [1])
-    harness.clock.now_ms = 99
+    harness.clock.advance_to(99)
     harness.process([1], [1])
     harness.operator.on_idle(harness.out.append)
     assert harness.emitted_rows() == 0
-    harness.clock.now_ms = 100
+    harness.clock.advance_to(100)
     harness.operator.on_idle(harness.out.append)
     assert harness.emitted_rows() == 1
-    harness.clock.now_ms = 199
+    harness.clock.advance_to(199)
     harness.process([1], [1])
     assert harness.emitted_rows() == 1
-    harness.clock.now_ms = 200
+    harness.clock.advance_to(200)
     harness.process([1], [1])
     assert [batch.column("rows").to_pylist() for batch in harness.out] == [[2], [4]]
 
@@ -255,7 +246,7 @@ def test_output_is_gathered_for_a_while_but_not_held_longer() -> None:
 def test_a_sink_without_order_gets_each_group_once_per_epoch() -> None:
     harness = Harness(replace(spec_of([pa.string()]), group_rows=GroupRows.ONCE_PER_EPOCH))
     for value in range(3):
-        harness.clock.now_ms += 10 * aggregate.EMIT_INTERVAL_MS
+        harness.clock.advance(10 * aggregate.EMIT_INTERVAL_MS)
         harness.process(["a"], [value])
     harness.operator.on_idle(harness.out.append)
     assert harness.emitted_rows() == 0

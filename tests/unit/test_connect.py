@@ -18,6 +18,7 @@ from tidegate.plan.physical import ConnectSpec, JobPlan, Vertex, WatermarkSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import Redistribution, RestoredSection
 from tidegate.state.heap import HeapBackend
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 
 LEFT = pa.schema([("user", pa.string()), ("amount", pa.int64())])
@@ -28,17 +29,6 @@ ALL = KeyGroupRange(0, 128)
 
 Rows = list[tuple[Any, ...]]
 Called = Iterable[tuple[Any, ...]]
-
-
-@dataclass
-class HandClock:
-    now_ms: int = 1_000
-
-    def monotonic_ms(self) -> float:
-        return float(self.now_ms)
-
-    def wall_ms(self) -> int:
-        return self.now_ms
 
 
 @dataclass
@@ -129,7 +119,7 @@ class Harness:
         operator = build_operator(spec)
         assert isinstance(operator, ConnectOperator)
         self.operator = operator
-        self.clock = HandClock()
+        self.clock = ManualClock(wall_start_ms=1_000)
         self.backend = HeapBackend(key_groups)
         code: Any = Code(processor)
         task = TaskId(VertexId(1), 0)

@@ -11,19 +11,9 @@ import pytest
 from tidegate.model.errors import ProtocolViolation
 from tidegate.network.connection import ConnectionLost, ControlConnection
 from tidegate.network.handshake_server import Accepted, Acceptor, dial
+from tidegate.testing.manual_clock import ManualClock
 
 SECRET = b"s" * 32
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return int(self.now_ms)
 
 
 class Loop:
@@ -162,7 +152,7 @@ def test_a_stranger_that_drips_bytes_does_not_move_its_deadline(loop: Loop):
     with socket.create_connection(loop.address) as stranger:
         loop.turn()
         for byte in (b"T", b"G", b"H"):
-            loop.clock.now_ms += 1600
+            loop.clock.advance(1600)
             stranger.sendall(byte)
             loop.turn()
         assert loop.acceptor.unauthenticated == 1

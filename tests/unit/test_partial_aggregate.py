@@ -22,6 +22,7 @@ from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, Eve
 from tidegate.plan.partials import combined
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 
 INT64_MAX = 2**63 - 1
@@ -30,14 +31,6 @@ WINDOW = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("
 F = AggregateFunction
 # Sums of these are exact, so that it does not matter in which order they are added.
 EXACT = st.sampled_from([0.0, -0.0, 0.5, -1.25, 1e6, math.nan, math.inf, -math.inf])
-
-
-class Clock:
-    def monotonic_ms(self) -> float:
-        return 0.0
-
-    def wall_ms(self) -> int:
-        return 0
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +66,7 @@ class Groups:
             spec = replace(spec, input_schema=parts.spec.schema, partials=parts.layout)
         self.operator = build_operator(spec)
         none: Any = None
-        self.context = TaskContext(TaskId(VertexId(1), 0), 1, 128, KeyGroupRange(0, 128), Clock(), none, none)
+        self.context = TaskContext(TaskId(VertexId(1), 0), 1, 128, KeyGroupRange(0, 128), ManualClock(), none, none)
         self.operator.open(self.context, restored)
         self.travelled: list[pa.RecordBatch] = []
         self.out: list[pa.RecordBatch] = []

@@ -222,9 +222,9 @@ class Forgetful(Processor):
 def test_a_value_with_a_ttl_is_forgotten_unless_it_is_updated() -> None:
     harness = Harness(Forgetful())
     assert harness.process(["a", "b"], [1, 2], ["", ""]) == [("a", 1), ("b", 1)]
-    harness.clock.now_ms += 60
+    harness.clock.advance(60)
     assert harness.process(["a"], [1], [""]) == [("a", 2)]
-    harness.clock.now_ms += 60
+    harness.clock.advance(60)
     assert harness.process(["a", "b"], [1, 2], ["", ""]) == [("a", 3), ("b", 1)]
 
 
@@ -232,7 +232,7 @@ def test_expired_values_are_removed_while_the_task_is_idle() -> None:
     harness = Harness(Forgetful())
     keys = [f"user-{number}" for number in range(50)]
     harness.process(keys, [1] * 50, [""] * 50)
-    harness.clock.now_ms += 100
+    harness.clock.advance(100)
     for _ in range(128):
         harness.operator.on_idle(harness.out.append)
     assert harness.operator.state_bytes() == 0
@@ -242,7 +242,7 @@ def test_expired_values_are_removed_even_if_the_task_never_rests() -> None:
     harness = Harness(Forgetful())
     for number in range(500):
         harness.process([f"user-{number}"], [1], [""])
-        harness.clock.now_ms += 50
+        harness.clock.advance(50)
     state = harness.backend.keyed("count?ttl")
     assert sum(1 for group in range(128) for _ in state.scan(group)) < 100
 

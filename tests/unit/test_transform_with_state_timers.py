@@ -8,13 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.unit.processor_harness import HandClock, Harness, Processor
+from tests.unit.processor_harness import Harness, Processor
 from tidegate.model.errors import IncompatibleCheckpoint, UserCodeFailure
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.contract import ProcessorHandle, Times
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.nodes import TimeMode
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, KeyGroupFloors
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 
 TIMED_INPUT = pa.schema([("user", pa.string()), ("at_ms", pa.int64())])
@@ -76,7 +77,7 @@ def test_processing_time_timers_fire_by_the_clock_and_tell_when_the_next_is_due(
     assert harness.operator.next_timer_ms() == 1_200
     harness.operator.on_watermark(5_000)
     assert harness.fire() == ([], False)
-    harness.clock.now_ms = 1_200
+    harness.clock.advance(200)
     assert harness.fire() == ([("b", 1_200)], False)
     assert harness.operator.next_timer_ms() == 1_500
 
@@ -134,7 +135,7 @@ def test_user_code_sees_the_clock_and_the_watermark() -> None:
     harness.process(["a"], [10])
     harness.operator.on_watermark(50)
     harness.operator.on_watermark(40)
-    harness.clock.now_ms = 2_000
+    harness.clock.advance(1_000)
     harness.fire()
     assert harness.processor.times == [Times(1_000, MIN_WATERMARK_MS), Times(2_000, 50)]
 
@@ -250,7 +251,7 @@ class SlowTimers(Processor):
 
     def __init__(self) -> None:
         super().__init__(self.register)
-        self.clock: HandClock | None = None
+        self.clock: ManualClock | None = None
 
     def init(self, handle: ProcessorHandle) -> None:
         self.timers = handle
@@ -261,7 +262,7 @@ class SlowTimers(Processor):
 
     def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
         assert self.clock is not None
-        self.clock.now_ms += 500
+        self.clock.advance(500)
         return [(key[0], 1)]
 
 

@@ -1,7 +1,5 @@
 """Entries that expire: what readers see of them, and how they are removed a few at a time."""
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,25 +8,15 @@ from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.heap import HeapBackend
 from tidegate.state.ttl import KEY_GROUPS_PER_CALL, LOOKS_PER_REMOVAL, TtlState, ttl_name
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 
 ALL = KeyGroupRange(0, 128)
 
 
-@dataclass
-class HandClock:
-    now_ms: int = 1_000_000
-
-    def monotonic_ms(self) -> float:
-        return float(self.now_ms)
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-
 class Fixture:
     def __init__(self, *, ttl_ms: int = 100, key_groups: KeyGroupRange = ALL) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.backend = HeapBackend(key_groups)
         self.ttl_ms = ttl_ms
         self.key_groups = key_groups
@@ -49,10 +37,10 @@ class Fixture:
 def test_an_entry_reads_as_absent_from_its_expiry_on() -> None:
     fixture = Fixture(ttl_ms=100)
     fixture.state.put(3, b"k", b"v")
-    fixture.clock.now_ms += 99
+    fixture.clock.advance(99)
     assert fixture.state.get(3, b"k") == b"v"
     assert list(fixture.state.scan(3)) == [(b"k", b"v")]
-    fixture.clock.now_ms += 1
+    fixture.clock.advance(1)
     assert fixture.state.get(3, b"k") is None
     assert list(fixture.state.scan(3)) == []
 
@@ -61,10 +49,10 @@ def test_a_put_starts_the_time_anew_and_a_get_does_not() -> None:
     fixture = Fixture(ttl_ms=100)
     fixture.state.put(3, b"put", b"1")
     fixture.state.put(3, b"read", b"1")
-    fixture.clock.now_ms += 60
+    fixture.clock.advance(60)
     fixture.state.put(3, b"put", b"2")
     assert fixture.state.get(3, b"read") == b"1"
-    fixture.clock.now_ms += 60
+    fixture.clock.advance(60)
     assert fixture.state.get(3, b"put") == b"2"
     assert fixture.state.get(3, b"read") is None
 
@@ -85,9 +73,9 @@ def test_an_entry_keeps_its_expiry_across_a_restore_whatever_the_setting_is_now(
     again.restore(restored_from(fixture.backend.snapshot()))
     fixture.ttl_ms = 10_000
     restored = fixture.over(again)
-    fixture.clock.now_ms += 99
+    fixture.clock.advance(99)
     assert restored.get(3, b"k") == b"v"
-    fixture.clock.now_ms += 1
+    fixture.clock.advance(1)
     assert restored.get(3, b"k") is None
 
 
@@ -95,7 +83,7 @@ def test_no_more_than_the_budget_is_removed_in_one_call() -> None:
     fixture = Fixture()
     for number in range(10):
         fixture.state.put(0, b"%d" % number, b"v")
-    fixture.clock.now_ms += 100
+    fixture.clock.advance(100)
     assert [fixture.state.expire_some(4) for _ in range(3)] == [4, 4, 2]
     assert fixture.stored() == set()
 
@@ -104,10 +92,10 @@ def test_one_call_looks_at_a_bounded_number_of_entries() -> None:
     fixture = Fixture(key_groups=KeyGroupRange(0, 1))
     for number in range(100):
         fixture.state.put(0, b"%03d" % number, b"v")
-    fixture.clock.now_ms += 50
+    fixture.clock.advance(50)
     for number in range(99):
         fixture.state.put(0, b"%03d" % number, b"v")
-    fixture.clock.now_ms += 50
+    fixture.clock.advance(50)
     calls = 1
     while fixture.state.expire_some(5) == 0:
         calls += 1
@@ -119,11 +107,11 @@ def test_the_cursor_comes_round_all_key_groups() -> None:
     fixture = Fixture()
     for key_group in range(128):
         fixture.state.put(key_group, b"k", b"v")
-    fixture.clock.now_ms += 100
+    fixture.clock.advance(100)
     removed = [fixture.state.expire_some(1000) for _ in range(128 // KEY_GROUPS_PER_CALL)]
     assert removed == [KEY_GROUPS_PER_CALL] * (128 // KEY_GROUPS_PER_CALL)
     fixture.state.put(0, b"k", b"again")
-    fixture.clock.now_ms += 100
+    fixture.clock.advance(100)
     assert fixture.state.expire_some(1000) == 1
 
 
@@ -131,7 +119,7 @@ def test_an_entry_written_again_after_the_cursor_saw_it_stays() -> None:
     fixture = Fixture(key_groups=KeyGroupRange(0, 1))
     for key in (b"a", b"b"):
         fixture.state.put(0, key, b"old")
-    fixture.clock.now_ms += 100
+    fixture.clock.advance(100)
     assert fixture.state.expire_some(1) == 1  # The cursor now stands in the key group, before the other entry.
     (left,) = fixture.stored()
     fixture.state.put(0, left[1], b"new")
@@ -166,15 +154,15 @@ def test_readers_cannot_tell_whether_expired_entries_were_removed(steps: list[tu
         key = b"%d" % number
         if what == "put":
             fixture.state.put(number, key, b"%d" % amount)
-            expected[number] = (b"%d" % amount, fixture.clock.now_ms + 50)
+            expected[number] = (b"%d" % amount, fixture.clock.wall_ms() + 50)
         elif what == "delete":
             fixture.state.delete(number, key)
             expected.pop(number, None)
         elif what == "wait":
-            fixture.clock.now_ms += amount
+            fixture.clock.advance(amount)
         else:
             fixture.state.expire_some(1 + amount)
         for group in range(4):
             value, expiry_ms = expected.get(group, (b"", 0))
-            alive = value if expiry_ms > fixture.clock.now_ms else None
+            alive = value if expiry_ms > fixture.clock.wall_ms() else None
             assert fixture.state.get(group, b"%d" % group) == alive

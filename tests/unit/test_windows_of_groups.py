@@ -19,20 +19,13 @@ from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, Eve
 from tidegate.plan.physical import AggregateSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, KeyGroupFloors
 from tidegate.state.contract import RestoredSection
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIMESTAMP), ("end", TIMESTAMP)])
 ALL = KeyGroupRange(0, 128)
 MS = 1000
-
-
-class Clock:
-    def monotonic_ms(self) -> float:
-        return 0.0
-
-    def wall_ms(self) -> int:
-        return 0
 
 
 def spec_of(mode: OutputMode, event_time: EventTimeKey, key: pa.DataType = WINDOW) -> AggregateSpec:
@@ -62,7 +55,7 @@ class Running:
         self.spec = spec
         self.operator: Operator = build_operator(spec)
         none: Any = None
-        self.context = TaskContext(TaskId(VertexId(1), 0), 1, 128, key_groups, Clock(), none, none, floors)
+        self.context = TaskContext(TaskId(VertexId(1), 0), 1, 128, key_groups, ManualClock(), none, none, floors)
         self.operator.open(self.context, restored)
         self.out: list[pa.RecordBatch] = []
 
