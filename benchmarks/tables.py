@@ -73,6 +73,11 @@ def spread(runs: Sequence[Observation | str], value: Value) -> Spread | None:
     return spread_of([value(run) for run in runs if isinstance(run, Observation)])
 
 
+def median_of(runs: Sequence[Observation | str], value: Value, *, scale: float = 1.0) -> float | None:
+    seen = spread(runs, value)
+    return None if seen is None else seen.median * scale
+
+
 def ratio(ours: Sequence[Observation | str], theirs: Sequence[Observation | str], value: Value) -> Spread | None:
     """Ours over theirs, of runs that took turns in the same repetition."""
     ratios = []

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from benchmarks.benchmark import System, Variant
 from benchmarks.suite.checkpoint_modes import Mode
 
+# What it can take is far below what arrives.
+SLOW_OPERATOR = {"slots": 2, "keys": 1000, "row_bytes": 200, "delay_us": 1000}
+
 
 def of_tidegate(mode: Mode, work: Mapping[str, object], *, what: str = "", title: str = "") -> Variant:
     return Variant(

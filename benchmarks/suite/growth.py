@@ -5,17 +5,8 @@ from collections.abc import Sequence
 from benchmarks.benchmark import Benchmark, Measurements, Size, System, Variant
 from benchmarks.plots import Bars
 from benchmarks.processes import Observation
-from benchmarks.tables import (
-    Column,
-    Section,
-    checkpoint_ms,
-    completed,
-    figures_table,
-    most_workers_bytes,
-    rows_per_cpu_s,
-    rows_per_s,
-    spread,
-)
+from benchmarks.suite.figures import CHECKPOINT_TIMES, RATES, by_variant
+from benchmarks.tables import Column, Section, checkpoint_ms, completed, median_of, most_workers_bytes, rows_per_s
 
 _SLOTS = {Size.FULL: (1, 2, 4, 8), Size.QUICK: (4,)}
 _KEYS = {Size.FULL: (1_000, 10_000, 100_000, 1_000_000), Size.QUICK: ()}
@@ -61,19 +52,15 @@ def state_bytes(run: Observation) -> float | None:
 
 def section(measured: Measurements) -> Section:
     columns = [
-        Column("M rows/s", rows_per_s, digits=2, scale=1e-6),
-        Column("M rows per CPU second", rows_per_cpu_s, digits=2, scale=1e-6),
-        Column("checkpoint p50, ms", checkpoint_ms(50)),
-        Column("longest, ms", checkpoint_ms(100)),
+        *RATES,
+        *CHECKPOINT_TIMES,
         Column("state, MB", state_bytes, digits=1, scale=1e-6),
         Column("workers' memory, MB", most_workers_bytes, scale=1e-6),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     rates, times = (
         {
-            one.variant.title.replace(" ", "\n", 1): {
-                "Tidegate": None if (seen := spread(one.runs, value)) is None else seen.median * scale
-            }
+            one.variant.title.replace(" ", "\n", 1): {"Tidegate": median_of(one.runs, value, scale=scale)}
             for one in measured.values()
         }
         for value, scale in ((rows_per_s, 1e-6), (checkpoint_ms(50), 1.0))

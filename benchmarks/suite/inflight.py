@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from benchmarks.benchmark import Benchmark, Measurements, Size, Variant
 from benchmarks.plots import Bars
 from benchmarks.processes import Observation
-from benchmarks.suite.both import of_both
+from benchmarks.suite.both import SLOW_OPERATOR, of_both
 from benchmarks.suite.checkpoint_modes import FLINK_AS_RUN, UNALIGNED, UNALIGNED_DEBLOAT
+from benchmarks.suite.figures import below_table, by_variant
 from benchmarks.tables import (
     Column,
     Section,
@@ -16,7 +17,7 @@ from benchmarks.tables import (
     checkpoint_ms,
     completed,
     completed_checkpoints,
-    figures_table,
+    median_of,
     spread,
 )
 
@@ -26,9 +27,7 @@ _TENTH = 10
 def variants(size: Size) -> list[Variant]:
     interval_ms = 2000 if size is Size.FULL else 500
     work = {
-        "slots": 2,
-        "keys": 1000,
-        "row_bytes": 200,
+        **SLOW_OPERATOR,
         "delay_us": 10_000,
         "interval_ms": interval_ms,
         # The first checkpoint is the first of the job.
@@ -61,7 +60,7 @@ def section(measured: Measurements) -> Section:
         Column("checkpoint p50, ms", checkpoint_ms(50)),
         Column("completed", completed_checkpoints),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     targets = [
         Target(
             f"{one.variant.title}: the tenth writes at most a quarter of a full capture",
@@ -73,13 +72,13 @@ def section(measured: Measurements) -> Section:
     ]
     values = {
         one.variant.title.replace(", ", ",\n"): {
-            which: None if (seen := spread(one.runs, value)) is None else seen.median / 1e3
+            which: median_of(one.runs, value, scale=1e-3)
             for which, value in (("first", written(1)), ("tenth", written(_TENTH)))
         }
         for one in measured.values()
     }
     return Section(
-        [*lines, "", *(target.line() for target in targets)],
+        [*lines, *below_table(targets)],
         [Bars(title="Written in flight", unit="KB", values=values)],
     )
 

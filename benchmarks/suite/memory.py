@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from benchmarks.benchmark import Benchmark, Measurements, Size, Variant
 from benchmarks.plots import Lines
 from benchmarks.processes import Memory, Observation
-from benchmarks.suite.both import of_tidegate
+from benchmarks.suite.both import SLOW_OPERATOR, of_tidegate
 from benchmarks.suite.checkpoint_modes import DEFAULTS, UNALIGNED
-from benchmarks.tables import Column, Section, Target, Value, at_most, checkpoint_ms, figures_table, rows_per_s, spread
+from benchmarks.suite.figures import below_table, by_variant
+from benchmarks.tables import Column, Section, Target, Value, at_most, checkpoint_ms, rows_per_s, spread
 
 _PARTS: dict[str, Callable[[Memory], int]] = {
     "driver": lambda memory: memory.driver_bytes,
@@ -20,10 +21,7 @@ _FLAT = 1.05
 
 def variants(size: Size) -> list[Variant]:
     work = {
-        "slots": 2,
-        "keys": 1000,
-        "row_bytes": 200,
-        "delay_us": 1000,
+        **SLOW_OPERATOR,
         "interval_ms": 1000,
         "warm_up_s": 30 if size is Size.FULL else 5,
         "measure_s": 600 if size is Size.FULL else 20,
@@ -58,7 +56,7 @@ def section(measured: Measurements) -> Section:
             Column("in the end", held(part, 3), scale=1e-6),
         ]
     columns += [Column("rows/s", rows_per_s), Column("checkpoint p50, ms", checkpoint_ms(50))]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     targets = [
         Target(
             f"{one.variant.title}: {part} flat (last quarter over first at most {_FLAT})",
@@ -78,7 +76,7 @@ def section(measured: Measurements) -> Section:
         for part, of in _PARTS.items()
     }
     plot = Lines(title="Memory during an overload", across="s", unit="MB", series=series)
-    return Section([*lines, "", *(target.line() for target in targets)], [plot])
+    return Section([*lines, *below_table(targets)], [plot])
 
 
 ABOUT: Sequence[str] = (

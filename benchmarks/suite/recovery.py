@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from benchmarks.benchmark import Benchmark, Measurements, Size, Variant
 from benchmarks.plots import Bars
 from benchmarks.processes import Observation
-from benchmarks.suite.both import of_both
+from benchmarks.suite.both import SLOW_OPERATOR, of_both
 from benchmarks.suite.checkpoint_modes import FLINK_AS_RUN, UNALIGNED, UNALIGNED_DEBLOAT
-from benchmarks.tables import Column, Section, Target, at_most, completed, figures_table, inflight_bytes, ratio, spread
+from benchmarks.suite.figures import below_table, by_variant
+from benchmarks.tables import Column, Section, Target, at_most, completed, inflight_bytes, median_of, ratio
 
 # Of four channels between two slots; Flink's gates have twelve buffers each.
 _SIZES = {
@@ -42,10 +43,8 @@ def variants(size: Size) -> list[Variant]:
                 if size is Size.QUICK and (strike, amount, mode.name) not in _QUICK:
                     continue
                 work = {
-                    "slots": 2,
-                    "keys": 1000,
+                    **SLOW_OPERATOR,
                     "row_bytes": 2000,
-                    "delay_us": 1000,
                     "interval_ms": 1000,
                     "restarts": 3,
                     "fail": strike,
@@ -81,7 +80,7 @@ def section(measured: Measurements) -> Section:
         Column("captured in flight, MB", captured_bytes, digits=1, scale=1e-6),
         Column("written in flight, MB", inflight_bytes, digits=1, scale=1e-6),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     targets, values = [], {}
     for name, one in measured.items():
         theirs = measured.get(name.replace("tidegate", "flink"))
@@ -91,11 +90,10 @@ def section(measured: Measurements) -> Section:
         seen = ratio(one.runs, theirs.runs, to_first_row_s)
         targets.append(Target(f"{what}: to the first row no longer than Flink (ratio at most 1)", seen, at_most(1)))
         values[what.replace(", ", ",\n")] = {
-            system: None if (found := spread(runs, to_first_row_s)) is None else found.median
-            for system, runs in (("Tidegate", one.runs), ("Flink", theirs.runs))
+            system: median_of(runs, to_first_row_s) for system, runs in (("Tidegate", one.runs), ("Flink", theirs.runs))
         }
     plots = [Bars(title="From the failure to the first row", unit="s", values=values)] if values else []
-    return Section([*lines, "", *(target.line() for target in targets)], plots)
+    return Section([*lines, *below_table(targets)], plots)
 
 
 ABOUT: Sequence[str] = (

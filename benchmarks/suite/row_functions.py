@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from benchmarks.benchmark import Benchmark, Measurements, Size, System, Variant
 from benchmarks.plots import Bars, Scale
+from benchmarks.suite.figures import below_table, by_variant
 from benchmarks.tables import (
     Column,
     Section,
     Target,
     at_least,
     checkpoint_ms,
-    figures_table,
+    median_of,
     ratio,
     rows_per_cpu_s,
     rows_per_s,
-    spread,
 )
 
 _KINDS = {"function": "a function per row", "state": "keyed state per row"}
@@ -47,7 +47,7 @@ def section(measured: Measurements) -> Section:
         Column("rows per CPU second", rows_per_cpu_s),
         Column("checkpoint p50, ms", checkpoint_ms(50)),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     targets, values = [], {}
     for kind, what in _KINDS.items():
         ours = measured.get(f"tidegate-{kind}")
@@ -55,8 +55,7 @@ def section(measured: Measurements) -> Section:
             one = measured.get(f"{name}-{kind}")
             if one is None:
                 continue
-            found = spread(one.runs, rows_per_s)
-            values.setdefault(what, {})[title] = None if found is None else found.median
+            values.setdefault(what, {})[title] = median_of(one.runs, rows_per_s)
             if ours is not None and name != "tidegate":
                 goal = 20.0 if name == "pyflink" else 0.0
                 aim = ", at least 20" if goal else ", for comparison"
@@ -64,7 +63,7 @@ def section(measured: Measurements) -> Section:
                     Target(f"{what}: rows/s over {title}{aim}", ratio(ours.runs, one.runs, rows_per_s), at_least(goal))
                 )
     plots = [Bars(title="Rows per second", unit="rows/s", values=values, scale=Scale.LOGARITHMIC)] if values else []
-    return Section([*lines, "", *(target.line() for target in targets)], plots)
+    return Section([*lines, *below_table(targets)], plots)
 
 
 ABOUT: Sequence[str] = (

@@ -7,6 +7,7 @@ from itertools import pairwise
 from benchmarks.benchmark import Benchmark, Measurements, Size, System, Variant
 from benchmarks.plots import Lines
 from benchmarks.processes import Observation
+from benchmarks.suite.figures import below_table, by_variant
 from benchmarks.tables import (
     Column,
     Section,
@@ -19,7 +20,6 @@ from benchmarks.tables import (
     completed_ms,
     failed_checkpoints,
     figure,
-    figures_table,
     most_workers_bytes,
     ratio,
     rows_per_s,
@@ -99,7 +99,7 @@ def section(measured: Measurements) -> Section:
         Column("rows/s", rows_per_s),
         Column("paused, s", figure("paused_ms"), digits=1, scale=1e-3),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     if "active-false" in measured and "active-true" in measured:
         without, with_it = measured["active-false"].runs, measured["active-true"].runs
         targets = [
@@ -120,7 +120,7 @@ def section(measured: Measurements) -> Section:
             ),
             Target("throughput not lower with it (at least 0.98)", ratio(with_it, without, rows_per_s), at_least(0.98)),
         ]
-        lines += ["", *(target.line() for target in targets)]
+        lines += below_table(targets)
     return Section(lines, _plots(measured))
 
 

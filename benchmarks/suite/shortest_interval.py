@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchmarks.benchmark import Benchmark, Measurements, Size, System, Variant
 from benchmarks.plots import Lines
 from benchmarks.processes import Observation
+from benchmarks.suite.figures import RATES, by_variant
 from benchmarks.tables import (
     Column,
     Section,
@@ -13,9 +14,7 @@ from benchmarks.tables import (
     at_most,
     checkpoint_ms,
     completed_checkpoints,
-    figures_table,
     ratio,
-    rows_per_cpu_s,
     rows_per_s,
     spread_of,
 )
@@ -48,13 +47,12 @@ def checkpoints_per_s(run: Observation) -> float:
 
 def section(measured: Measurements) -> Section:
     columns = [
-        Column("M rows/s", rows_per_s, digits=2, scale=1e-6),
-        Column("M rows per CPU second", rows_per_cpu_s, digits=2, scale=1e-6),
+        *RATES,
         Column("checkpoints per s", checkpoints_per_s, digits=1),
         Column("p50, ms", checkpoint_ms(50)),
         Column("p95, ms", checkpoint_ms(95)),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     said, targets, series = [], [], {}
     for name in _SYSTEMS:
         losses = _losses(measured, name)

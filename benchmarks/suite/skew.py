@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from benchmarks.benchmark import Benchmark, Measurements, Size, Variant
 from benchmarks.plots import Bars, Scale
 from benchmarks.processes import Observation
-from benchmarks.suite.both import of_both
+from benchmarks.suite.both import SLOW_OPERATOR, of_both
 from benchmarks.suite.checkpoint_modes import ACTIVE, ALIGNED, FLINK_AS_RUN, UNALIGNED
+from benchmarks.suite.figures import below_table, by_variant
 from benchmarks.tables import (
     Column,
     Section,
@@ -14,21 +15,17 @@ from benchmarks.tables import (
     at_most,
     checkpoint_ms,
     completed_ms,
-    figures_table,
     inflight_bytes,
+    median_of,
     most_workers_bytes,
     ratio,
     rows_per_s,
-    spread,
 )
 
 
 def variants(size: Size) -> list[Variant]:
     work = {
-        "slots": 2,
-        "keys": 1000,
-        "row_bytes": 200,
-        "delay_us": 1000,
+        **SLOW_OPERATOR,
         "hot_share": 0.5,
         "interval_ms": 2000,
         "warm_up_s": 2,
@@ -52,7 +49,7 @@ def section(measured: Measurements) -> Section:
         Column("workers' memory, MB", most_workers_bytes, scale=1e-6),
         Column("rows/s", rows_per_s),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     targets = []
     values: dict[str, dict[str, float | None]] = {}
     for mode in (ALIGNED, UNALIGNED):
@@ -61,8 +58,7 @@ def section(measured: Measurements) -> Section:
             seen = ratio(ours.runs, theirs.runs, completed_ms(50))
             targets.append(Target(f"{mode.title}: p50 no longer than Flink's (ratio at most 1)", seen, at_most(1)))
             for name, one in (("Tidegate", ours), ("Flink", theirs)):
-                found = spread(one.runs, checkpoint_ms(50))
-                values.setdefault(mode.title, {})[name] = None if found is None else found.median
+                values.setdefault(mode.title, {})[name] = median_of(one.runs, checkpoint_ms(50))
     plots = [
         Bars(
             title="Checkpoint time, one key with half of the rows, p50",
@@ -71,7 +67,7 @@ def section(measured: Measurements) -> Section:
             scale=Scale.LOGARITHMIC,
         )
     ]
-    return Section([*lines, "", *(target.line() for target in targets)], plots if values else [])
+    return Section([*lines, *below_table(targets)], plots if values else [])
 
 
 ABOUT: Sequence[str] = (

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.benchmark import Benchmark, Measurements, Size, System, Variant
 from benchmarks.plots import Bars, Scale
+from benchmarks.suite.both import SLOW_OPERATOR, of_both
 from benchmarks.suite.checkpoint_modes import (
     ACTIVE,
     ALIGNED,
@@ -13,8 +14,8 @@ from benchmarks.suite.checkpoint_modes import (
     MODES,
     SWITCHING,
     UNALIGNED,
-    Mode,
 )
+from benchmarks.suite.figures import below_table, by_variant
 from benchmarks.tables import (
     Column,
     Section,
@@ -24,7 +25,6 @@ from benchmarks.tables import (
     completed_checkpoints,
     completed_ms,
     failed_checkpoints,
-    figures_table,
     inflight_bytes,
     ratio,
     rows_per_s,
@@ -32,7 +32,6 @@ from benchmarks.tables import (
 )
 
 INTERVAL_MS = 2000
-SLOTS = 2
 _DELAYS_US = (1_000, 10_000)
 _QUICK_MODES = (ALIGNED, ALIGNED_DEBLOAT, UNALIGNED, SWITCHING)
 
@@ -42,34 +41,17 @@ def variants(size: Size) -> list[Variant]:
     chosen = [(delay_us, mode) for delay_us in _DELAYS_US for mode in (*MODES, ACTIVE, DEFAULTS)]
     if size is Size.QUICK:
         chosen = [(_DELAYS_US[0], mode) for mode in (*_QUICK_MODES, ACTIVE)]
-    both = [variant for delay_us, mode in chosen for variant in _of_mode(delay_us, mode, size)]
+    both = [
+        variant
+        for delay_us, mode in chosen
+        for variant in of_both(mode, _work(delay_us, size), what=_delay(delay_us), title=f"{delay_us // 1000} ms")
+    ]
     return both if size is Size.QUICK else both + [_of_spark(delay_us, size) for delay_us in _DELAYS_US]
-
-
-def _of_mode(delay_us: int, mode: Mode, size: Size) -> list[Variant]:
-    work = _work(delay_us, size)
-    ours = Variant(
-        name=_name("tidegate", mode.name, delay_us),
-        title=f"Tidegate, {mode.title}, {delay_us // 1000} ms",
-        system=System.TIDEGATE,
-        program="tidegate_pipeline",
-        work=work | mode.tidegate,
-    )
-    if mode.flink is None:
-        return [ours]
-    theirs = Variant(
-        name=_name("flink", mode.name, delay_us),
-        title=f"Flink, {mode.title}, {delay_us // 1000} ms",
-        system=System.FLINK,
-        program="Pipeline",
-        work=work | mode.flink,
-    )
-    return [ours, theirs]
 
 
 def _of_spark(delay_us: int, size: Size) -> Variant:
     """Batches of as many rows as the operator takes in an interval: larger ones take longer still."""
-    rows_per_batch = INTERVAL_MS * 1000 * SLOTS // delay_us
+    rows_per_batch = INTERVAL_MS * 1000 * SLOW_OPERATOR["slots"] // delay_us
     return Variant(
         name=_name("spark", "batches", delay_us),
         title=f"Spark, micro-batches of {rows_per_batch:,} rows, {delay_us // 1000} ms",
@@ -81,9 +63,7 @@ def _of_spark(delay_us: int, size: Size) -> Variant:
 
 def _work(delay_us: int, size: Size) -> dict[str, object]:
     return {
-        "slots": SLOTS,
-        "keys": 1000,
-        "row_bytes": 200,
+        **SLOW_OPERATOR,
         "delay_us": delay_us,
         "interval_ms": INTERVAL_MS,
         # Queues are full when the first checkpoint that counts begins.
@@ -93,7 +73,11 @@ def _work(delay_us: int, size: Size) -> dict[str, object]:
 
 
 def _name(system: str, mode: str, delay_us: int) -> str:
-    return f"{system}-{mode}-{delay_us // 1000}ms"
+    return f"{system}-{mode}-{_delay(delay_us)}"
+
+
+def _delay(delay_us: int) -> str:
+    return f"{delay_us // 1000}ms"
 
 
 def section(measured: Measurements) -> Section:
@@ -106,9 +90,8 @@ def section(measured: Measurements) -> Section:
         Column("completed", completed_checkpoints),
         Column("failed", failed_checkpoints),
     ]
-    rows = [(one.variant.title, one.runs) for one in measured.values()]
-    lines = figures_table("variant", rows, columns)
-    lines += ["", *(target.line() for target in _targets(measured))]
+    lines = by_variant(measured, columns)
+    lines += below_table(_targets(measured))
     return Section(lines, _plots(measured))
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from benchmarks.benchmark import Benchmark, Measurements, Size, Variant
 from benchmarks.plots import Bars, Scale
 from benchmarks.processes import Observation
-from benchmarks.suite.both import of_tidegate
+from benchmarks.suite.both import SLOW_OPERATOR, of_tidegate
 from benchmarks.suite.checkpoint_modes import ALIGNED, DEFAULTS, UNALIGNED, Mode
+from benchmarks.suite.figures import CHECKPOINT_TIMES, below_table, by_variant
 from benchmarks.tables import (
     Column,
     Section,
@@ -19,11 +20,10 @@ from benchmarks.tables import (
     completed,
     failed_checkpoints,
     figure,
-    figures_table,
     inflight_bytes,
+    median_of,
     ratio,
     rows_per_s,
-    spread,
 )
 
 _BYTES_PER_S = 1_000_000
@@ -33,11 +33,9 @@ _AUTO = Mode("auto", "switching by itself", {**ALIGNED.tidegate, "tidegate.check
 
 def variants(size: Size) -> list[Variant]:
     work = {
-        "slots": 2,
-        "keys": 1000,
+        **SLOW_OPERATOR,
         # Two megabytes in flight: more than the store takes in an interval.
         "row_bytes": 1000,
-        "delay_us": 1000,
         "interval_ms": 2000,
         "warm_up_s": 2,
         "measure_s": 60 if size is Size.FULL else 9,
@@ -62,8 +60,7 @@ def share_of(kind: str) -> Value:
 
 def section(measured: Measurements) -> Section:
     columns = [
-        Column("checkpoint p50, ms", checkpoint_ms(50)),
-        Column("longest, ms", checkpoint_ms(100)),
+        *CHECKPOINT_TIMES,
         Column("aligned, %", share_of("aligned"), scale=100),
         Column("switched, %", share_of("switched"), scale=100),
         Column("written in flight, KB", inflight_bytes, digits=0, scale=1e-3),
@@ -71,7 +68,7 @@ def section(measured: Measurements) -> Section:
         Column("paused, s", figure("paused_ms"), digits=1, scale=1e-3),
         Column("failed", failed_checkpoints),
     ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
+    lines = by_variant(measured, columns)
     targets = []
     fast = measured.get("tidegate-aligned-fast")
     for name, one in measured.items():
@@ -80,13 +77,11 @@ def section(measured: Measurements) -> Section:
             what = f"{one.variant.title}: rows/s at least 0.95 of what they are with a fast store"
             targets.append(Target(what, seen, at_least(0.95)))
     values = {
-        one.variant.title.replace(", ", ",\n"): {
-            "p50": None if (seen := spread(one.runs, checkpoint_ms(50))) is None else seen.median
-        }
+        one.variant.title.replace(", ", ",\n"): {"p50": median_of(one.runs, checkpoint_ms(50))}
         for one in measured.values()
     }
     plot = Bars(title="Checkpoint time, p50", unit="ms", values=values, scale=Scale.LOGARITHMIC)
-    return Section([*lines, "", *(target.line() for target in targets)], [plot])
+    return Section([*lines, *below_table(targets)], [plot])
 
 
 ABOUT: Sequence[str] = (

@@ -7,18 +7,8 @@ from benchmarks.benchmark import Benchmark, Measurements, Size, System, Variant
 from benchmarks.flink.environment import CannotPrepare
 from benchmarks.plots import Bars
 from benchmarks.processes import Observation, Results, RunFailed, check
-from benchmarks.tables import (
-    Column,
-    Section,
-    Target,
-    at_least,
-    checkpoint_ms,
-    figures_table,
-    ratio,
-    rows_per_cpu_s,
-    rows_per_s,
-    spread,
-)
+from benchmarks.suite.figures import CHECKPOINT_TIMES, RATES, below_table, by_variant
+from benchmarks.tables import Section, Target, at_least, checkpoint_ms, ratio, rows_per_cpu_s, rows_per_s, spread
 
 CHECK_ROWS = 1_500_007
 _CHECK_TIMEOUT_S = 300.0
@@ -121,14 +111,8 @@ def check_results(chosen: Sequence[Variant], command: Callable[[Variant], list[s
 
 
 def section(measured: Measurements) -> Section:
-    columns = [
-        Column("M rows/s", rows_per_s, digits=2, scale=1e-6),
-        Column("M rows per CPU second", rows_per_cpu_s, digits=2, scale=1e-6),
-        Column("checkpoint p50, ms", checkpoint_ms(50)),
-        Column("longest, ms", checkpoint_ms(100)),
-    ]
-    lines = figures_table("variant", [(one.variant.title, one.runs) for one in measured.values()], columns)
-    lines += ["", *(target.line() for target in _targets(measured))]
+    lines = by_variant(measured, [*RATES, *CHECKPOINT_TIMES])
+    lines += below_table(_targets(measured))
     return Section(lines, _plots(measured))
 
 
