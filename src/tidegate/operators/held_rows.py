@@ -1,12 +1,13 @@
-"""Rows in front of user code that an operator before it in the chain made of few: they go in slice by slice.
+"""Operators that hold rows and give them on in order: user code takes slice by slice what few rows became before it.
 
-What is held is stored in snapshots as rows. Must never let event time pass what it holds.
+What is held is stored in snapshots as rows. Must never let event time pass what is held.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -18,95 +19,74 @@ from tidegate.state.contract import Redistribution, RestoredSection, Section
 
 SECTION = "rows held"
 # So few rows go on at once: holding them would cost more than they do.
-FEW_ROWS = 16
-WANTED_ROWS = 1 << 16
+_FEW_ROWS = 16
+_WANTED_ROWS = 1 << 16
+
+Held = TypeVar("Held")
 
 
-class FedInSlices(Stateless, WithoutDeadlines, ABC):
-    """For operators with user code that takes rows slice by slice. `GivesLater`."""
+class GivesInOrder(Stateless, WithoutDeadlines, Generic[Held]):
+    """For a `GivesLater` that gives what it holds in the order in which it came.
+
+    With `Giving.AT_ONCE` it holds nothing: the task's own slices are all that comes.
+    """
 
     def __init__(self, giving: Giving) -> None:
-        self._held = HeldRows(giving)
+        self._giving = giving
+        self._held: deque[Held] = deque()
+        self._passed_ms = MIN_WATERMARK_MS
+
+    def room(self) -> int:
+        return 0 if self._held else _WANTED_ROWS
+
+    def holds_rows(self) -> bool:
+        return bool(self._held)
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        if not self._held:
+            self._passed_ms = event_time_ms
+        return self._passed_ms
+
+    def _goes_at_once(self, row_count: int) -> bool:
+        return self._giving is Giving.AT_ONCE or (row_count <= _FEW_ROWS and not self._held)
+
+
+class FedInSlices(GivesInOrder[pa.RecordBatch], ABC):
+    """For operators with user code that takes rows slice by slice."""
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
-        self._held.restore(restored)
+        self._held.extend(decoded_batches(restored))
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        if rows.num_rows and not self._held.take(rows):
+        if rows.num_rows == 0:
+            return
+        if self._goes_at_once(rows.num_rows):
             self._feed(rows, emit)
+        else:
+            self._held.append(rows)
+
+    def give(self, max_rows: int, emit: Emit) -> int:
+        if not self._held:
+            return 0
+        rows = self._held.popleft()
+        if rows.num_rows > max_rows:
+            self._held.appendleft(rows.slice(max_rows))
+            rows = rows.slice(0, max_rows)
+        self._feed(rows, emit)
+        return int(rows.num_rows)
+
+    def snapshot(self) -> list[Section]:
+        if not self._held:
+            return []
+        # Batches never change, so that they can be encoded later.
+        return [Section(SECTION, None, partial(encode_batches, tuple(self._held)), Redistribution.SPLIT)]
+
+    def state_bytes(self) -> int:
+        return sum(rows.nbytes for rows in self._held)
 
     @abstractmethod
     def _feed(self, rows: pa.RecordBatch, emit: Emit) -> None:
         """One slice, never empty, into the user code."""
-
-    def room(self) -> int:
-        return self._held.room()
-
-    def holds_rows(self) -> bool:
-        return self._held.holds_rows()
-
-    def give(self, max_rows: int, emit: Emit) -> int:
-        rows = self._held.next(max_rows)
-        if rows is None:
-            return 0
-        self._feed(rows, emit)
-        return int(rows.num_rows)
-
-    def watermark_behind(self, event_time_ms: int) -> int:
-        return self._held.watermark_behind(event_time_ms)
-
-    def snapshot(self) -> list[Section]:
-        return self._held.snapshot()
-
-    def state_bytes(self) -> int:
-        return self._held.size_bytes()
-
-
-class HeldRows:
-    """With `Giving.AT_ONCE` it holds nothing: the task's own slices are all that comes."""
-
-    def __init__(self, giving: Giving) -> None:
-        self._giving = giving
-        self._batches: deque[pa.RecordBatch] = deque()
-        self._passed_ms = MIN_WATERMARK_MS
-
-    def restore(self, sections: Sequence[RestoredSection]) -> None:
-        self._batches.extend(decoded_batches(sections))
-
-    def take(self, rows: pa.RecordBatch) -> bool:
-        """Whether it keeps the rows, of which there is at least one; else they go in now."""
-        if self._giving is Giving.AT_ONCE or (rows.num_rows <= FEW_ROWS and not self._batches):
-            return False
-        self._batches.append(rows)
-        return True
-
-    def next(self, max_rows: int) -> pa.RecordBatch | None:
-        if not self._batches:
-            return None
-        rows = self._batches.popleft()
-        if rows.num_rows > max_rows:
-            self._batches.appendleft(rows.slice(max_rows))
-        return rows.slice(0, max_rows)
-
-    def room(self) -> int:
-        return 0 if self._batches else WANTED_ROWS
-
-    def holds_rows(self) -> bool:
-        return bool(self._batches)
-
-    def watermark_behind(self, event_time_ms: int) -> int:
-        if not self._batches:
-            self._passed_ms = event_time_ms
-        return self._passed_ms
-
-    def snapshot(self) -> list[Section]:
-        if not self._batches:
-            return []
-        # Batches never change, so that they can be encoded later.
-        return [Section(SECTION, None, partial(encode_batches, tuple(self._batches)), Redistribution.SPLIT)]
-
-    def size_bytes(self) -> int:
-        return sum(rows.nbytes for rows in self._batches)
 
 
 def encode_batches(batches: Sequence[pa.RecordBatch]) -> bytes:

@@ -14,7 +14,6 @@ from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.held_rows import FedInSlices
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.physical import MapInArrowSpec
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection
 
 MapFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Any]
@@ -25,7 +24,6 @@ class MapInArrowOperator(FedInSlices):
         super().__init__(spec.giving)
         self._spec = spec
         self._call: EpochCall | None = None
-        self._passed_ms = MIN_WATERMARK_MS
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         super().open(context, restored)
@@ -39,9 +37,7 @@ class MapInArrowOperator(FedInSlices):
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """The function may hold rows back until its epoch ends: event time must not overtake them."""
-        if self._call is None:
-            self._passed_ms = super().watermark_behind(event_time_ms)
-        return self._passed_ms
+        return super().watermark_behind(event_time_ms) if self._call is None else self._passed_ms
 
     def close(self) -> None:
         call, self._call = self._call, None

@@ -4,7 +4,6 @@ A row may become millions. What it makes is given slice by slice; the rest of it
 come, are in the snapshots in between. Must never make rows long before they can be given on.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +11,11 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
-from tidegate.operators.contract import Emit, Stateless, TaskContext, WithoutDeadlines
-from tidegate.operators.held_rows import FEW_ROWS, WANTED_ROWS, encode_batch
+from tidegate.operators.contract import Emit, Stateless, TaskContext
+from tidegate.operators.held_rows import GivesInOrder, encode_batch
 from tidegate.plan.kernels import compile_expand, compile_generate
 from tidegate.plan.kernels.generators import Exploded
-from tidegate.plan.physical import ExpandSpec, GenerateSpec, Giving
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
+from tidegate.plan.physical import ExpandSpec, GenerateSpec
 from tidegate.state.contract import Redistribution, RestoredSection, Section
 
 SECTION = "rows to explode"
@@ -36,16 +34,12 @@ class _Held:
     given: int = 0
 
 
-class ExplodeOperator(Stateless, WithoutDeadlines):
-    """`GivesLater`."""
-
+class ExplodeOperator(GivesInOrder[_Held]):
     def __init__(self, spec: GenerateSpec) -> None:
+        super().__init__(spec.giving)
         self._explode = compile_generate(
             spec.collection, spec.exploded_as, spec.of_empty, kept=spec.kept, schema=spec.schema
         )
-        self._giving = spec.giving
-        self._held: deque[_Held] = deque()
-        self._passed_ms = MIN_WATERMARK_MS
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         for section in restored:
@@ -57,17 +51,11 @@ class ExplodeOperator(Stateless, WithoutDeadlines):
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         exploded = self._explode(rows)
-        if self._giving is Giving.AT_ONCE or (exploded.count <= FEW_ROWS and not self._held):
+        if self._goes_at_once(exploded.count):
             for piece in exploded:
                 emit(piece)
         else:
             self._hold(_Held(exploded))
-
-    def room(self) -> int:
-        return 0 if self._held else WANTED_ROWS
-
-    def holds_rows(self) -> bool:
-        return bool(self._held)
 
     def give(self, max_rows: int, emit: Emit) -> int:
         if not self._held:
@@ -79,11 +67,6 @@ class ExplodeOperator(Stateless, WithoutDeadlines):
         held.given = last
         emit(held.exploded.made(first, last))
         return last - first
-
-    def watermark_behind(self, event_time_ms: int) -> int:
-        if not self._held:
-            self._passed_ms = event_time_ms
-        return self._passed_ms
 
     def snapshot(self) -> list[Section]:
         if not self._held:
