@@ -228,7 +228,9 @@ def test_a_slow_job_log(staged: Staged) -> None:
 
 
 def test_a_skewed_key(staged: Staged) -> None:
-    one_key_has_most = lambda i: 7 if i % 10 else i % KEYS  # noqa: E731
+    def one_key_has_most(i: int) -> int:
+        return 7 if i % 10 else i % KEYS
+
     report = staged(before_row=sleeping(0.001), key_of=one_key_has_most).first(is_slow)
     assert isinstance(report.culprit, SkewedSubtask), report
     assert report.culprit.share > 0.8 and report.culprit.subtasks == 2

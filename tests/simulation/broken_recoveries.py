@@ -221,11 +221,9 @@ def records_a_commit_before_the_sinks_have_committed(patch: Patch) -> None:
 
     def commit_one(self: DurableJob, checkpoint: CheckpointId, manifest: Manifest) -> None:
         self._log.append(Committed(checkpoint=checkpoint))
-        append, self._log.append = self._log.append, lambda entry: None  # type: ignore[method-assign]
-        try:
+        with Patch.context() as unheard:
+            unheard.setattr(self._log, "append", lambda entry: None)
             original(self, checkpoint, manifest)
-        finally:
-            self._log.append = append  # type: ignore[method-assign]
 
     patch.setattr(DurableJob, "_commit_one", commit_one)
 

@@ -16,6 +16,7 @@ from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import HeapBackend
 from tidegate.testing.manual_clock import ManualClock
 
+ALL = KeyGroupRange(0, 128)
 INPUT = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("note", pa.string())])
 OUTPUT = pa.schema([("user", pa.string()), ("count", pa.int64())])
 Handle = Callable[[tuple[Any, ...], Iterator[tuple[Any, ...]]], Iterable[tuple[Any, ...]]]
@@ -74,7 +75,7 @@ class Harness:
         schema: pa.Schema = OUTPUT,
         key_count: int = 1,
         restored: Sequence[RestoredSection] = (),
-        key_groups: KeyGroupRange = KeyGroupRange(0, 128),  # noqa: B008
+        key_groups: KeyGroupRange = ALL,
         time_mode: TimeMode = TimeMode.NONE,
         floors: KeyGroupFloors = NO_FLOORS,
     ) -> None:

@@ -26,9 +26,11 @@ from tidegate.plan.physical import AsyncMapSpec
 from tidegate.protocol.rescale import split_items
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.contract import Redistribution, RestoredSection
+from tidegate.state.heap import HeapBackend
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.threads import NamedUserCode
 
+ALL = KeyGroupRange(0, 128)
 SCHEMA = pa.schema([("v", pa.int64())])
 
 
@@ -80,10 +82,10 @@ class Made:
             task=TaskId(VertexId(0), 0),
             parallelism=1,
             max_parallelism=128,
-            key_groups=KeyGroupRange(0, 128),
+            key_groups=ALL,
             clock=self.clock,
             user_code=code,
-            open_state=None,  # type: ignore[arg-type]
+            open_state=lambda: HeapBackend(ALL),
             open_calls=lambda style, most_calls, name: self.calls,
         )
         spec = AsyncMapSpec(b"f", "f", SCHEMA, SCHEMA, capacity, order, timeout_ms)

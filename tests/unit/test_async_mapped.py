@@ -15,7 +15,7 @@ from tidegate.spark.commands import Command
 
 def opened(function: Any) -> WaitingFunction:
     carrier = carrying(AsyncCall(function, 5, AnswerOrder.AS_TAKEN, None))
-    pickled = CPickleSerializer().dumps((carrier, None))  # type: ignore[no-untyped-call]
+    pickled = CPickleSerializer().dumps((carrier, None))  # type: ignore[no-untyped-call]  # PySpark's are untyped
     command = Command(eval_type=0, pickled=pickled, name=carrier.__name__, broadcasts={}, settings={})
     return open_waiting_function(command, input_names=("id", "user"), output_names=("id", "name"))
 

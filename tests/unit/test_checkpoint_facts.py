@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -79,7 +80,7 @@ def standing() -> SlotStanding:
     )
 
 
-def heard(**changes: object) -> Heard:
+def heard(**changes: Any) -> Heard:
     made = Heard(
         checkpoint=7,
         is_savepoint=False,
@@ -91,14 +92,14 @@ def heard(**changes: object) -> Heard:
         standings={ONE: standing()},
         last_words_ms={ONE: 1_900.0},
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
-def failed(checkpoint: int = 7, **changes: object) -> CheckpointFacts:
+def failed(checkpoint: int = 7, **changes: Any) -> CheckpointFacts:
     made = checkpoint_facts(
         JOB, heard(), clocks(), outcome=Outcome.FAILED, duration_ms=2_000.0, failure="expired", detail=None
     )
-    return replace(made, checkpoint=checkpoint, **changes)  # type: ignore[arg-type]
+    return replace(made, checkpoint=checkpoint, **changes)
 
 
 def test_times_of_a_slot_are_put_onto_the_drivers_line() -> None:

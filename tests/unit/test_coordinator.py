@@ -117,7 +117,7 @@ def test_a_checkpoint_that_expires_when_the_next_is_due_fails_the_job_with_its_r
     assert "expired" in str(job.failure())
 
 
-def test_slots_that_join_in_one_turn_are_deployed_once(folder: Path) -> None:
+def test_slots_that_join_in_one_turn_are_deployed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = coordinator(folder)
     poll, tell_all = job._roster.poll, job._roster.tell_all
     held_back: list[RosterEvent] = []
@@ -135,8 +135,8 @@ def test_slots_that_join_in_one_turn_are_deployed_once(folder: Path) -> None:
         told.append(message)
         tell_all(message)
 
-    job._roster.poll = both_at_once  # type: ignore[method-assign]
-    job._roster.tell_all = note  # type: ignore[method-assign]
+    monkeypatch.setattr(job._roster, "poll", both_at_once)
+    monkeypatch.setattr(job._roster, "tell_all", note)
     job.start()
     assert job.wait(PATIENCE_S)
     assert job.failure() is None and read_memory_table(folder.name).num_rows == 200
@@ -226,12 +226,12 @@ def test_what_a_query_held_is_free_once_its_end_is_known_and_a_late_call_comes_a
     assert was_known == [False, True]
 
 
-def test_whoever_waits_hears_of_a_loop_that_fails(folder: Path) -> None:
+def test_whoever_waits_hears_of_a_loop_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(timeout_ms: float) -> list[RosterEvent]:
         raise ValueError("a bug")
 
     job = coordinator(folder)
-    job._roster.poll = broken  # type: ignore[method-assign]
+    monkeypatch.setattr(job._roster, "poll", broken)
     job.start()
     assert job.wait(PATIENCE_S)
     assert str(job.failure()) == "The coordinator failed: ValueError: a bug"

@@ -4,6 +4,7 @@ Bytes are compared with rate x target, where the rate is known exactly: `1 / ms_
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,6 @@ from tidegate.protocol.windows import MostAhead
 from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 
 TARGET_MS = 1000.0
-FULL: Callable[[float], float] = lambda now_ms: 1e6  # noqa: E731 - a supply, as the others
 
 
 def settings(
@@ -29,6 +29,15 @@ def settings(
     )
 
 
+def full(now_ms: float) -> float:
+    return 1e6
+
+
+def full_now_and_then(turn: int, now_ms: float) -> float:
+    """In one of four turns."""
+    return 1e6 if now_ms // 2000 % 4 == turn else 0.01
+
+
 def costs_ms(ms_per_row: float) -> Callable[[float], float]:
     return lambda now_ms: ms_per_row
 
@@ -40,7 +49,7 @@ def target_bytes(ms_per_row: float) -> float:
 @pytest.mark.parametrize("senders", [1, 2, 5])
 @pytest.mark.parametrize("ms_per_row", [0.3, 1.0, 10.0])
 def test_at_a_steady_rate_the_target_is_in_flight_and_no_window_swings(ms_per_row: float, senders: int) -> None:
-    flow = Flow(settings(), supplies=[FULL] * senders, costs=[costs_ms(ms_per_row)])
+    flow = Flow(settings(), supplies=[full] * senders, costs=[costs_ms(ms_per_row)])
     flow.run(20_000)
     seen = flow.in_flight_bytes(0, from_ms=10_000)
     assert max(seen) < 1.25 * target_bytes(ms_per_row)
@@ -50,14 +59,14 @@ def test_at_a_steady_rate_the_target_is_in_flight_and_no_window_swings(ms_per_ro
 
 
 def test_a_slow_task_does_not_begin_with_full_windows() -> None:
-    flow = Flow(settings(), supplies=[FULL, FULL], costs=[costs_ms(1.0)])
+    flow = Flow(settings(), supplies=[full, full], costs=[costs_ms(1.0)])
     flow.run(2000)
     assert max(flow.in_flight_bytes(0, from_ms=0)) < 1.25 * target_bytes(1.0)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1.0, 10.0), (10.0, 1.0), (0.2, 2.0), (2.0, 0.2)])
 def test_a_step_by_ten_is_followed_without_swinging(before: float, after: float) -> None:
-    flow = Flow(settings(), supplies=[FULL, FULL], costs=[lambda now_ms: before if now_ms < 5000 else after])
+    flow = Flow(settings(), supplies=[full, full], costs=[lambda now_ms: before if now_ms < 5000 else after])
     flow.run(30_000)
     seen = flow.in_flight_bytes(0, from_ms=20_000)
     assert max(seen) < 1.25 * target_bytes(after)
@@ -70,7 +79,7 @@ def test_bursts_of_half_a_second_do_not_make_windows_swing_between_their_extreme
     def bursts(now_ms: float) -> float:
         return 0.3 if now_ms % 1000 < 500 else 3.0
 
-    flow = Flow(settings(), supplies=[FULL, FULL], costs=[bursts])
+    flow = Flow(settings(), supplies=[full, full], costs=[bursts])
     flow.run(30_000)
     on_average_ms = 2 / (1 / 0.3 + 1 / 3.0)
     seen = flow.in_flight_bytes(0, from_ms=10_000)
@@ -80,7 +89,7 @@ def test_bursts_of_half_a_second_do_not_make_windows_swing_between_their_extreme
 
 
 def test_a_fast_and_a_slow_channel_share_the_target_and_the_slow_one_keeps_a_slice() -> None:
-    flow = Flow(settings(), supplies=[FULL, lambda now_ms: 0.05], costs=[costs_ms(1.0)])
+    flow = Flow(settings(), supplies=[full, lambda now_ms: 0.05], costs=[costs_ms(1.0)])
     flow.run(20_000)
     assert max(flow.in_flight_bytes(0, from_ms=10_000)) < 1.25 * target_bytes(1.0)
     fast, slow = (flow.channels[s, 0].window_bytes for s in range(2))
@@ -90,7 +99,7 @@ def test_a_fast_and_a_slow_channel_share_the_target_and_the_slow_one_keeps_a_sli
 
 
 def test_a_hot_receiver_is_not_flooded_because_the_others_have_room() -> None:
-    flow = Flow(settings(), supplies=[FULL, FULL], costs=[costs_ms(1.0), costs_ms(0.01)], shares=(0.9, 0.1))
+    flow = Flow(settings(), supplies=[full, full], costs=[costs_ms(1.0), costs_ms(0.01)], shares=(0.9, 0.1))
     flow.run(20_000)
     assert max(flow.in_flight_bytes(0, from_ms=5000)) < 1.25 * target_bytes(1.0)
     assert flow.receivers[0].worked_ms > 0.99 * 20_000
@@ -131,7 +140,7 @@ def test_sources_with_active_backpressure_lay_an_intervals_work_into_large_windo
     """Windows would hold 50 seconds of work; an interval is 2."""
     flow = Flow(
         settings(window_bytes=5 << 20, target_ms=None),
-        supplies=[FULL, FULL],
+        supplies=[full, full],
         costs=[costs_ms(1.0)] * len(shares),
         shares=shares,
         ahead=MostAhead(2000.0, unknown_bytes=START_WINDOW_BYTES),
@@ -146,8 +155,7 @@ def test_sources_with_active_backpressure_lay_an_intervals_work_into_large_windo
 def test_the_windows_of_a_slot_never_add_up_to_more_than_its_network_memory(target_ms: float | None) -> None:
     memory_bytes, senders = 1 << 20, 40
     supplies: list[Callable[[float], float]] = [
-        FULL if s % 4 == 0 else (lambda now_ms, s=s: 1e6 if now_ms // 2000 % 4 == s % 4 else 0.01)  # type: ignore[misc]
-        for s in range(senders)
+        full if s % 4 == 0 else partial(full_now_and_then, s % 4) for s in range(senders)
     ]
     flow = Flow(settings(memory_bytes=memory_bytes, target_ms=target_ms), supplies=supplies, costs=[costs_ms(0.01)])
     flow.run(4000)

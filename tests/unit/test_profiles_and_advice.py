@@ -26,7 +26,7 @@ def test_production_is_two_minutes_exactly_once_one_at_a_time_kept_for_an_hour()
 
 def test_a_profile_cannot_be_changed_for_others() -> None:
     with pytest.raises(TypeError):
-        tg.profiles.production["checkpoint.interval"] = "1s"  # type: ignore[index]
+        tg.profiles.production["checkpoint.interval"] = "1s"  # type: ignore[index]  # its type says so already
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ def test_coroutines_are_under_way_at_the_same_time_in_one_thread(mailbox: Mailbo
         return threading.current_thread().name
 
     for number in range(50):
-        calls.start(number, lambda number=number: all_inside(number))  # type: ignore[misc]
+        calls.start(number, partial(all_inside, number))
     names = {outcome.value for _, outcome in collect(calls, mailbox, 50) if isinstance(outcome, Answered)}
     assert len(names) == 1
     calls.close()

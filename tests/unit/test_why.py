@@ -1,5 +1,7 @@
 """What `why` concludes from the facts of one checkpoint."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,9 +40,9 @@ def source(subtask: int = 0, *, snapshot_ms: float | None = 1.0, sync_ms: float 
     )
 
 
-def keyed(subtask: int = 0, *, barrier_ms: float = 3.0, snapshot_ms: float | None = 4.0, **more: object) -> TaskFacts:
+def keyed(subtask: int = 0, *, barrier_ms: float = 3.0, snapshot_ms: float | None = 4.0, **more: Any) -> TaskFacts:
     seen = barrier(task_id(0, subtask), subtask, barrier_ms)
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "task": task_id(1, subtask),
         "name": "Aggregate(count(*)) -> Sink[noop]",
         "kind": None if snapshot_ms is None else "aligned",
@@ -50,12 +52,12 @@ def keyed(subtask: int = 0, *, barrier_ms: float = 3.0, snapshot_ms: float | Non
         "sync_ms": 1.0,
         **more,
     }
-    return TaskFacts(**fields)  # type: ignore[arg-type]
+    return TaskFacts(**fields)
 
 
-def slot(number: int = 0, *, from_ms: float = 5.0, storing_ms: float = 4.0, **more: object) -> SlotFacts:
+def slot(number: int = 0, *, from_ms: float = 5.0, storing_ms: float = 4.0, **more: Any) -> SlotFacts:
     """Its tasks were ready at `from_ms`; then it encodes for a millisecond and stores."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "slot": number,
         "triggered_ms": 1.0,
         "encoding_ms": from_ms,
@@ -67,11 +69,11 @@ def slot(number: int = 0, *, from_ms: float = 5.0, storing_ms: float = 4.0, **mo
         "last_word_ms": from_ms + 1 + storing_ms,
         **more,
     }
-    return SlotFacts(**fields)  # type: ignore[arg-type]
+    return SlotFacts(**fields)
 
 
-def facts(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], duration_ms: float, **more: object) -> CheckpointFacts:
-    fields: dict[str, object] = {
+def facts(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], duration_ms: float, **more: Any) -> CheckpointFacts:
+    fields: dict[str, Any] = {
         "checkpoint": 7,
         "generation": 1,
         "outcome": Outcome.COMPLETED,
@@ -87,11 +89,11 @@ def facts(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], duration_ms: float, *
         "edges": ((0, 1),),
         **more,
     }
-    return CheckpointFacts(**fields)  # type: ignore[arg-type]
+    return CheckpointFacts(**fields)
 
 
-def expired(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], **more: object) -> CheckpointFacts:
-    given: dict[str, object] = {"outcome": Outcome.FAILED, "failure": FailureReason.EXPIRED.value, **more}
+def expired(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], **more: Any) -> CheckpointFacts:
+    given: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": FailureReason.EXPIRED.value, **more}
     return facts(*tasks, slots=slots, duration_ms=60_000.0, **given)
 
 
