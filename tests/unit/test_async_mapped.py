@@ -7,6 +7,7 @@ import pytest
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import Row
 
+from tidegate.model.errors import UserError
 from tidegate.operators.contract import CallStyle, WaitingFunction
 from tidegate.plan.nodes import AnswerOrder
 from tidegate.spark.async_mapped import AsyncCall, carrying, open_waiting_function
@@ -67,5 +68,5 @@ def test_an_async_def_is_awaited_also_as_an_object() -> None:
 def test_the_carrier_does_not_run_in_sparks_engine() -> None:
     carrier = carrying(AsyncCall(lambda row: row, 5, AnswerOrder.AS_TAKEN, None))
     assert carrier.__name__ == "async_map(<lambda>)"
-    with pytest.raises(NotImplementedError, match=r"write its DataFrame with tg.writeStream"):
+    with pytest.raises(UserError, match=r"write its DataFrame with tg.writeStream"):
         carrier(iter([]))

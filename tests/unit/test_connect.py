@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.model.errors import Damaged, ProtocolViolation, UserCodeFailure
+from tidegate.model.errors import Damaged, ProtocolViolation, UserCodeFailure, UserError
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators.build import build_operator
 from tidegate.operators.connect import ConnectOperator
@@ -16,6 +16,7 @@ from tidegate.plan.lower import fingerprint, operator_name
 from tidegate.plan.nodes import RightSide, TimeMode
 from tidegate.plan.physical import ConnectSpec, JobPlan, Vertex, WatermarkSpec
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
+from tidegate.spark import connected
 from tidegate.state.contract import Redistribution, RestoredSection
 from tidegate.state.heap import HeapBackend
 from tidegate.testing.manual_clock import ManualClock
@@ -409,3 +410,10 @@ def test_the_fingerprint_names_what_stored_state_depends_on() -> None:
         "right=[rule: string, factor: int64] out=[user: string, value: int64]",
         "v0 op1 Watermark",
     ]
+
+
+def test_the_carrier_does_not_run_in_sparks_engine() -> None:
+    connection = connected.Connection(connected.ConnectProcessor(), RightSide.KEYED, "None", 1)
+    carrier = connected.carrying(connection)
+    with pytest.raises(UserError, match=r"tg\.connect runs in a Tidegate query: write its DataFrame"):
+        carrier(iter([]), iter([]))

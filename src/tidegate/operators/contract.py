@@ -205,7 +205,7 @@ class LateRows:
 
 
 def _no_calls(style: CallStyle, most_calls: int, name: str) -> WaitingCalls:
-    raise NotImplementedError(f"{name} needs a task that can wait for calls")
+    raise AssertionError(f"{name} was built into a task that cannot wait for calls")
 
 
 @dataclass(frozen=True, slots=True)

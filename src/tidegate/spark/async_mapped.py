@@ -10,6 +10,7 @@ from typing import Any
 
 from pyspark.sql import Row
 
+from tidegate.model.errors import UserError
 from tidegate.operators.contract import CallStyle, WaitingFunction
 from tidegate.plan.nodes import AnswerOrder
 from tidegate.spark.catalyst_trees import PlanTree
@@ -35,7 +36,7 @@ def carrying(call: AsyncCall) -> Callable[[Any], Any]:
     """A function for mapInArrow, which holds its child and the output schema in the plan."""
 
     def async_map(batches: Any) -> Any:
-        raise NotImplementedError("tg.async_map runs in a Tidegate query: write its DataFrame with tg.writeStream(df).")
+        raise UserError("tg.async_map runs in a Tidegate query: write its DataFrame with tg.writeStream(df).")
 
     async_map.__name__ = _NAME.format(function_name(call.function))
     setattr(async_map, _ATTRIBUTE, call)

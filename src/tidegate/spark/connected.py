@@ -11,6 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.types import StructType
 
+from tidegate.model.errors import UserError
 from tidegate.operators.contract import BroadcastState, ConnectHandle, Times
 from tidegate.plan.nodes import RightSide
 from tidegate.spark.commands import Command, open_function
@@ -102,7 +103,7 @@ def carrying(connection: Connection) -> Callable[[Any, Any], Any]:
     """A function for a cogroup, which holds its two children and the output schema in the plan."""
 
     def connect(left: Any, right: Any) -> Any:
-        raise NotImplementedError("tg.connect runs in a Tidegate query: write its DataFrame with tg.writeStream(df).")
+        raise UserError("tg.connect runs in a Tidegate query: write its DataFrame with tg.writeStream(df).")
 
     setattr(connect, _ATTRIBUTE, connection)
     return connect
