@@ -7,10 +7,11 @@ that PyFlink starts. Rows are counted by the last Python function, which writes 
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyflink.common import Configuration, Types, WatermarkStrategy
-from pyflink.datastream import KeyedProcessFunction, MapFunction, StreamExecutionEnvironment
+from pyflink.datastream import KeyedProcessFunction, MapFunction, RuntimeContext, StreamExecutionEnvironment
 from pyflink.datastream.connectors.base import Sink
 from pyflink.datastream.connectors.number_seq import NumberSequenceSource
 from pyflink.datastream.state import ValueStateDescriptor
@@ -55,11 +56,13 @@ class Totals(KeyedProcessFunction):
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
-    def open(self, context) -> None:  # type: ignore[no-untyped-def]
+    def open(self, context: RuntimeContext) -> None:
         self._count = context.get_state(ValueStateDescriptor("count", Types.LONG()))
         self._counted = Counted(self._folder)
 
-    def process_element(self, value, context):  # type: ignore[no-untyped-def]
+    def process_element(
+        self, value: tuple[int, int], context: KeyedProcessFunction.Context
+    ) -> Iterator[tuple[int, int]]:
         n = (self._count.value() or 0) + 1
         self._count.update(n)
         self._counted.add()
