@@ -112,8 +112,7 @@ class Watch:
         return any((found := _GENERATION.search(name)) and int(found[1]) == generation for name in names)
 
     def times_since(self, struck_at: float, generation: int) -> tuple[float, ...]:
-        """When each of the parts was over, in seconds since the strike. In place, slots stay: these parts are "
-        "empty."""
+        """When each part was over, in seconds since the strike. In place, slots stay: their parts are empty."""
         later = [change for change in self.changes if change[0] >= struck_at]
         noticed = next(at for at, state, *_ in later if state != "running")
         gone = next((at for at, _, _, _, is_there in later if not is_there), noticed)

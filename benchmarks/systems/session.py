@@ -22,6 +22,5 @@ def spark_session(*, cores: int) -> SparkSession:
 
 
 def warm_up_workers(spark: SparkSession, slots: int) -> None:
-    """Python workers that have imported what they need: on a busy machine that alone may outlast the wait for "
-    "slots."""
+    """Python workers import what they need; on a busy machine that alone may outlast the wait for slots."""
     spark.range(0, slots, 1, slots).mapInArrow(lambda batches: batches, "id long").count()

@@ -126,8 +126,7 @@ class Counting:
 
 
 def counts(query: tg.StreamingQuery) -> dict[str, float]:
-    """Rows that were read, that the slow operator took, and that were counted; vertices are numbered along the "
-    "stream."""
+    """Rows that were read, taken by the slow operator, and counted; vertices are numbered along the stream."""
     view: JobView = query._coordinator.view()
     behind = sorted({task.task.vertex for task in view.tasks if not task.is_source})
     slow, count = (behind[0], behind[-1]) if behind else (None, None)
