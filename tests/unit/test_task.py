@@ -382,10 +382,7 @@ class Counts(Stateless):
         self.clock.advance(rows.num_rows * SLICE_TARGET_MS / 16)
 
 
-@pytest.mark.parametrize(("switch_after_ms", "awaiting"), [(0.0, 4), (None, 16), (1000.0, 16)])
-def test_steps_are_shorter_while_an_unaligned_barrier_is_on_its_way(
-    switch_after_ms: float | None, awaiting: int
-) -> None:
+def test_steps_are_shorter_while_somebody_waits_for_their_end() -> None:
     operator = Counts()
     made = Made(gate=gate_of(*CHANNELS), operators=[operator])
     operator.clock = made.clock
@@ -397,9 +394,9 @@ def test_steps_are_shorter_while_an_unaligned_barrier_is_on_its_way(
         return operator.slices[before]
 
     assert slice_of(0) == 16
-    made.task.trigger(ONE, switch_after_ms=switch_after_ms, suspends=False)
-    assert slice_of(1) == awaiting
-    made.task.on_abort(ONE)
+    made.task.hurry.begin(ONE, made.clock.monotonic_ms())
+    assert slice_of(1) == 2
+    made.task.hurry.end(ONE)
     assert slice_of(2) == 16
 
 

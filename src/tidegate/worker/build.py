@@ -29,7 +29,7 @@ from tidegate.worker.gate import Gate, RecoveredWatermarks
 from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
 from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
 from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
-from tidegate.worker.slices import ProbingSizer, SliceSizer
+from tidegate.worker.slices import Hurry, ProbingSizer, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.task import SLICE_TARGET_MS, Task
 from tidegate.worker.task_reports import TaskListener
@@ -58,6 +58,7 @@ class TaskBuilder:
     clock: Clock
     user_code: UserCode
     open_calls: OpenCalls
+    hurry: Hurry
     table: list[ChannelId]
     listener: TaskListener
 
@@ -111,6 +112,7 @@ class TaskBuilder:
             watermark_interval_ms=settings.watermark_interval_ms,
             sizer=_sizer_for(vertex),
             giving_sizer=_sizer_for(vertex),
+            hurry=self.hurry,
             late_rows=context.late_rows,
         )
 

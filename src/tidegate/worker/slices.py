@@ -1,4 +1,8 @@
-"""How many rows make a slice, from what rows have cost lately."""
+"""How many rows make a slice, from what rows have cost lately, and from whether somebody waits for its end."""
+
+from typing import Final
+
+from tidegate.model.ids import CheckpointId
 
 # Small at first: a function that takes a millisecond a row must not hold the first barrier for a second.
 _FIRST_ROWS = 16
@@ -8,8 +12,30 @@ _GROWTH = 4
 _PROBED_PART = 8
 # Below this, a slice is a probe by itself.
 _LEAST_PROBED_ROWS = 2 * _PROBED_PART
-# Of a slice, while an unaligned barrier is on its way: it waits for one at every hop.
-_HURRIED_PART = 4
+# Of a slice that somebody waits for: what a slice costs whatever its rows are is then still the smaller part.
+_HURRIED_PART = 8
+# What a checkpoint with little state takes from its trigger to a slot's acknowledgement, twice. One that uploads for
+# longer gains nothing by small slices.
+_LONGEST_HURRY_MS: Final = 50.0
+
+
+class Hurry:
+    """Of a slot. An unaligned checkpoint waits for a step's end at every hop, and again to be acknowledged."""
+
+    def __init__(self) -> None:
+        self._checkpoint: CheckpointId | None = None
+        self._until_ms = 0.0
+
+    def begin(self, checkpoint: CheckpointId, now_ms: float) -> None:
+        self._checkpoint = checkpoint
+        self._until_ms = now_ms + _LONGEST_HURRY_MS
+
+    def end(self, checkpoint: CheckpointId) -> None:
+        if checkpoint == self._checkpoint:
+            self._checkpoint = None
+
+    def is_on(self, now_ms: float) -> bool:
+        return self._checkpoint is not None and now_ms < self._until_ms
 
 
 class SliceSizer:

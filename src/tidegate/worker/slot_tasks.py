@@ -13,18 +13,21 @@ from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.frames import DataFrame
 from tidegate.network.messages import (
     AbortCheckpoint,
+    Acknowledge,
     AssignSplits,
     BarrierEverywhere,
     BarrierSent,
     ChannelFinished,
     CheckpointDone,
     CutSent,
+    Decline,
     FromSlot,
     Granted,
     InputEnded,
     LongStep,
     PeerMessage,
     Progress,
+    SnapshotsTaken,
     TaskProgress,
     TaskStanding,
     TriggerCheckpoint,
@@ -40,6 +43,7 @@ from tidegate.worker.mailbox import Background
 from tidegate.worker.output import Link, OutputChannel
 from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.settings import SlotSettings
+from tidegate.worker.slices import Hurry
 from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.task import Task
 from tidegate.worker.task_reports import TaskListener
@@ -73,6 +77,7 @@ class SlotTasks:
         self._links = links
         self._clock = clock
         self._send = send
+        self._hurry = Hurry()
         self._table = channel_table(settings.plan)
         self._index_of = {channel: index for index, channel in enumerate(self._table)}
         self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}
@@ -85,6 +90,7 @@ class SlotTasks:
             clock=clock,
             user_code=user_code,
             open_calls=open_calls,
+            hurry=self._hurry,
             table=self._table,
             listener=TaskListener(
                 on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),
@@ -102,7 +108,7 @@ class SlotTasks:
             background=background,
             clock=clock,
             inline_below_bytes=settings.inline_below_bytes,
-            send=send,
+            send=self._send_of_checkpoint,
             standings=self._task_standings,
         )
         self._snapshots.known.replace(restore.known)
@@ -125,6 +131,8 @@ class SlotTasks:
         self._task_of[message.vertex].add_splits(message.splits, is_last=message.is_last)
 
     def on_trigger(self, message: TriggerCheckpoint) -> None:
+        if message.switch_after_ms == 0:
+            self._hurry.begin(message.checkpoint, self._clock.monotonic_ms())
         self._snapshots.on_trigger(message.checkpoint, savepoint=message.savepoint)
         for task in self.tasks:
             task.trigger(message.checkpoint, switch_after_ms=message.switch_after_ms, suspends=message.suspends)
@@ -134,6 +142,7 @@ class SlotTasks:
             task.on_barrier_everywhere(message.checkpoint)
 
     def on_abort(self, message: AbortCheckpoint) -> None:
+        self._hurry.end(message.checkpoint)
         for task in self.tasks:
             task.on_abort(message.checkpoint)
         self._snapshots.on_abort(message.checkpoint)
@@ -258,6 +267,11 @@ class SlotTasks:
 
     def next_deadline_ms(self) -> float | None:
         return min((d for task in self.tasks if (d := task.next_deadline_ms()) is not None), default=None)
+
+    def _send_of_checkpoint(self, message: Acknowledge | Decline | SnapshotsTaken) -> None:
+        if not isinstance(message, SnapshotsTaken):
+            self._hurry.end(message.checkpoint)
+        self._send(message)
 
     def _task_standings(self, checkpoint: CheckpointId, since_ms: float) -> tuple[list[TaskStanding], list[LongStep]]:
         steps = [step for task in self.tasks for step in task.watch.long_steps]

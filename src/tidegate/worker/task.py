@@ -32,7 +32,7 @@ from tidegate.worker.barrier_watch import BarrierWatch, Marks
 from tidegate.worker.event_time import ChainTime
 from tidegate.worker.gate import ClosedCapture, Gate, GateResult
 from tidegate.worker.output import TaskOutput
-from tidegate.worker.slices import MOST_ROWS, SliceSizer
+from tidegate.worker.slices import MOST_ROWS, Hurry, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
 from tidegate.worker.task_reports import TaskCounters, TaskListener, TaskSnapshot
@@ -62,6 +62,7 @@ class Task:
     watermark_interval_ms: float = 0.0
     sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     giving_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
+    hurry: Hurry = field(default_factory=Hurry)
     late_rows: LateRows = field(default_factory=LateRows)
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
@@ -71,7 +72,6 @@ class Task:
     _given_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _waiting_since_ms: float | None = None
-    _awaited: CheckpointId | None = None  # unaligned, triggered, and its barrier is not here yet
     watch: BarrierWatch = field(default_factory=BarrierWatch)
 
     def __post_init__(self) -> None:
@@ -175,8 +175,6 @@ class Task:
             return
         if self.source is None:
             assert self.gate is not None
-            if switch_after_ms == 0:
-                self._awaited = checkpoint
             self.perform(self.gate.on_triggered(checkpoint, age_ms=0.0, switch_after_ms=switch_after_ms, now_ms=now_ms))
             return
         self.source.on_triggered(checkpoint, now_ms, suspends=suspends)
@@ -240,7 +238,6 @@ class Task:
         self._finish_if(bool(self._end.on_completed(checkpoint)))
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
-        self._await_no_longer(checkpoint)
         self.watch.on_abort(checkpoint)
         if self.source is not None:
             self.source.on_abort(checkpoint)
@@ -390,11 +387,7 @@ class Task:
         return self._fitting(min(self._affordable(self.sizer), self._room()), self._output_bytes_per_row)
 
     def _affordable(self, sizer: SliceSizer) -> int:
-        return sizer.rows if self._awaited is None else sizer.hurried_rows
-
-    def _await_no_longer(self, checkpoint: CheckpointId) -> None:
-        if self._awaited is not None and self._awaited <= checkpoint:
-            self._awaited = None
+        return sizer.hurried_rows if self.hurry.is_on(self.clock.monotonic_ms()) else sizer.rows
 
     def _fitting(self, wanted: int, bytes_per_row: float) -> int:
         if self.output is None or not bytes_per_row:
@@ -502,7 +495,6 @@ class Task:
 
     def _take(self, take: TakeSnapshot) -> None:
         """Flush, forward the barrier ahead of all that follows, freeze the state: in this order, at once."""
-        self._await_no_longer(take.checkpoint)
         started_ms = self.clock.monotonic_ms()
         found_ms = self.watch.first_barrier_ms(take.checkpoint)
         first_barrier_ms = started_ms if found_ms is None else found_ms
