@@ -35,20 +35,38 @@ def test_a_part_of_a_slice_is_at_least_a_row() -> None:
 
 
 def test_nobody_is_in_a_hurry_for_long() -> None:
-    hurry = Hurry()
+    hurry = Hurry(0.0)
     hurry.begin(ONE, 1000.0)
     assert hurry.is_on(1049.0)
     assert not hurry.is_on(1050.0)
 
 
 def test_the_end_of_an_older_checkpoint_changes_nothing() -> None:
-    hurry = Hurry()
+    hurry = Hurry(0.0)
     hurry.begin(ONE, 0.0)
     hurry.begin(TWO, 10.0)
     hurry.end(ONE)
     assert hurry.is_on(20.0)
     hurry.end(TWO)
     assert not hurry.is_on(20.0)
+
+
+def test_the_next_trigger_is_expected_after_the_interval_and_not_waited_for() -> None:
+    hurry = Hurry(2000.0)
+    hurry.begin(ONE, 100.0)
+    hurry.end(ONE)
+    assert [at_ms for at_ms in (101.0, 2080.0, 2085.0, 2100.0, 2104.0, 2105.0, 4100.0) if hurry.is_on(at_ms)] == [
+        2085.0,
+        2100.0,
+        2104.0,
+    ]
+
+
+def test_short_intervals_are_not_spent_on_expecting_their_end() -> None:
+    hurry = Hurry(100.0)
+    hurry.begin(ONE, 0.0)
+    hurry.end(ONE)
+    assert not hurry.is_on(95.0)
 
 
 class Slot:

@@ -77,7 +77,7 @@ class SlotTasks:
         self._links = links
         self._clock = clock
         self._send = send
-        self._hurry = Hurry()
+        self._hurry = Hurry(settings.checkpoint_interval_ms)
         self._table = channel_table(settings.plan)
         self._index_of = {channel: index for index, channel in enumerate(self._table)}
         self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}

@@ -62,7 +62,7 @@ class Task:
     watermark_interval_ms: float = 0.0
     sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     giving_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
-    hurry: Hurry = field(default_factory=Hurry)
+    hurry: Hurry = field(default_factory=lambda: Hurry(0.0))
     late_rows: LateRows = field(default_factory=LateRows)
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
