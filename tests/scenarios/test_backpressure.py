@@ -18,7 +18,7 @@ from tidegate.storage.store import Data, LocalFiles, Store, open_store
 from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import NamedUserCode, ThreadLauncher
 from tidegate.worker import main
-from tidegate.worker.settings import SlotSettings
+from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 
 PAYLOAD = "x" * 200
 KEYED = pa.schema([("k", pa.int64()), ("k", pa.int64()), ("payload", pa.string())])
@@ -215,6 +215,32 @@ def test_active_backpressure_keeps_what_stands_before_a_barrier_to_about_one_int
     with_it = median_ms("on", ActiveBackpressure.ON)
     without = median_ms("off", ActiveBackpressure.OFF)
     assert with_it < without / 2, (with_it, without)
+
+
+@pytest.mark.parametrize(("target_ms", "grows"), [(10_000.0, True), (10.0, False)])
+def test_with_debloating_the_windows_of_a_slow_task_follow_what_it_does_in_the_target(
+    target_ms: float, grows: bool, tmp_path: Path, running: list[Coordinator]
+) -> None:
+    overloaded = job(
+        tmp_path,
+        rows_per_s=100_000,
+        row_s=0.001,
+        switch_after_ms=0.0,
+        interval_ms=500,
+        window_bytes=1 << 20,
+        debloat_target_ms=target_ms,
+    )
+    running.append(overloaded)
+    overloaded.start()
+    begins_with_bytes = 2 * START_WINDOW_BYTES  # from each of the slots
+    deadline = time.monotonic() + 20
+    while True:
+        windows = [task.window_bytes for task in overloaded.view().tasks if not task.is_source]
+        done = [w > 2 * begins_with_bytes if grows else w < begins_with_bytes / 2 for w in windows]
+        if done and all(done):
+            break
+        assert time.monotonic() < deadline, windows
+        time.sleep(0.05)
 
 
 def test_the_stream_goes_on_while_one_checkpoint_after_another_expires(

@@ -114,11 +114,13 @@ def test_duplicates_are_dropped_as_by_spark(spark: SparkSession, folder: Path, n
         assert ran(PIPELINES[name](stream(spark, folder)), 1) == expected
 
 
-def test_a_resumed_query_knows_what_passed_and_drops_late_rows(spark: SparkSession, tmp_path: Path) -> None:
-    def rows(*pairs: tuple[int, int]) -> list[list[Any]]:
-        keys, times = zip(*pairs, strict=True)
-        return [list(keys), [(START_S + at) * 1_000_000 for at in times], [None] * len(keys), [None] * len(keys)]
+def rows(*pairs: tuple[int, int]) -> list[list[Any]]:
+    """Keys with their times in seconds."""
+    keys, times = zip(*pairs, strict=True)
+    return [list(keys), [(START_S + at) * 1_000_000 for at in times], [None] * len(keys), [None] * len(keys)]
 
+
+def test_a_resumed_query_knows_what_passed_and_drops_late_rows(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     df = stream(spark, tmp_path / "in").withWatermark("ts", "10 seconds").dropDuplicates(["k", "ts"]).select("k", "ts")
     dropped = []
@@ -135,3 +137,25 @@ def test_a_resumed_query_knows_what_passed_and_drops_late_rows(spark: SparkSessi
     found = [(row.k, int(row.ts.timestamp()) - START_S) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == [(1, 0), (2, 100), (3, 95), (5, 91)]
     assert dropped == [0, 2]
+
+
+def test_a_key_comes_again_after_the_delay_of_the_watermark_and_not_before_as_in_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In runs one after the other, as between them it is certain how far event time is: at 90 seconds."""
+    (tmp_path / "in").mkdir()
+    df = stream(spark, tmp_path / "in").withWatermark("ts", "10 seconds").dropDuplicatesWithinWatermark(["k"])
+    df = df.select("k", "ts")
+    first, second = rows((1, 81), (2, 79), (3, 85), (9, 100)), rows((1, 92), (2, 93), (3, 94), (4, 91))
+    for number, columns in enumerate([first, second]):
+        add_file(tmp_path / "in", number, columns)
+        theirs = df.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "spark_chk"))
+        query = theirs.trigger(availableNow=True).start(str(tmp_path / "spark_out"))
+        assert query.awaitTermination(int(PATIENCE_S))
+        ours = tg.writeStream(df).format("parquet").option("checkpointLocation", tmp_path / "chk")
+        started = ours.option("parallelism", number + 1).trigger(availableNow=True).start(str(tmp_path / "out"))
+        assert started.awaitTermination(PATIENCE_S), started.status
+    expected = rows_of(spark.read.parquet(str(tmp_path / "spark_out")).collect())
+    assert rows_of(spark.read.parquet(str(tmp_path / "out")).collect()) == expected
+    assert [key for key, _ in expected.elements()].count("2") == 2, "the first one's delay was over"
+    assert [key for key, _ in expected.elements()].count("1") == 1, "the first one's delay was not over"

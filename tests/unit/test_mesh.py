@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from tidegate.model.clock import Clock
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex
 from tidegate.network import mesh as mesh_module
 from tidegate.network.address import Listener, Route, SlotAddress, begin_connect, connect
 from tidegate.network.frames import DataHeader, FrameKind
-from tidegate.network.handshake_server import dial
+from tidegate.network.handshake_server import HANDSHAKE_DEADLINE_MS, dial
 from tidegate.network.mesh import DialIntroduction, Lane, Mesh, PeerLinks
+from tidegate.testing.manual_clock import ManualClock
 
 SECRET = b"s" * 32
 JOB = "job-1"
@@ -51,9 +53,16 @@ class Site:
         secret: bytes = SECRET,
         job_id: str = JOB,
         addresses: Mapping[SlotIndex, SlotAddress] | None = None,
+        clock: Clock | None = None,
     ) -> Mesh:
         mesh = Mesh(
-            SlotIndex(slot), addresses or self.addresses, self.listeners[slot], secret, job_id, Generation(generation)
+            SlotIndex(slot),
+            addresses or self.addresses,
+            self.listeners[slot],
+            secret,
+            job_id,
+            Generation(generation),
+            clock=clock,
         )
         self.cleanup.callback(mesh.close)
         return mesh
@@ -168,6 +177,23 @@ def test_strangers_that_are_silent_or_send_garbage_do_not_stall_the_mesh(cleanup
     # Less than the time a single silent stranger is allowed.
     assert time.monotonic() - started_s < 3
     check_that_all_hear_each_other({slot: site.take(mesh) for slot, mesh in enumerate(meshes)})
+
+
+def test_a_silent_stranger_is_shown_the_door_at_its_deadline_while_the_mesh_still_waits(cleanup: contextlib.ExitStack):
+    site, clock = Site(2, cleanup), ManualClock()
+    mesh = site.mesh(0, clock=clock)
+    address = site.addresses[SlotIndex(0)]
+    strangers = [connect(address, "far"), connect(address, address.host_id)]
+    for stranger in strangers:
+        cleanup.callback(stranger.close)
+        stranger.setblocking(False)
+    stays_incomplete(mesh, for_s=0.05)
+    clock.advance(HANDSHAKE_DEADLINE_MS - 1)
+    stays_incomplete(mesh, for_s=0.05)
+    assert not any(is_closed(stranger) for stranger in strangers)
+    clock.advance(1)
+    stays_incomplete(mesh, for_s=0.05)
+    assert all(is_closed(stranger) for stranger in strangers)
 
 
 def test_a_stranger_listening_at_a_peers_address_is_never_taken_for_the_peer(cleanup: contextlib.ExitStack):

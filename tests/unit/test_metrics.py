@@ -15,16 +15,22 @@ from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.statistics import CheckpointStatistics, Owner
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
+from tidegate.server import page as page_module
 from tidegate.server.metrics import open_metrics
 from tidegate.server.page import QueryPage
 
 
 def view() -> JobView:
+    """No two of its numbers are the same, so that none can be taken for another."""
     statistics = CheckpointStatistics()
-    statistics.on_triggered(Owner.JOB)
-    statistics.on_completed(Owner.JOB, duration_ms=120.0, state_bytes=10, inflight_bytes=3)
-    statistics.on_triggered(Owner.JOB)
-    statistics.on_failed(FailureReason.EXPIRED, 600.0)
+    for duration_ms in [20.0] * 50 + [120.0] * 45 + [240.0] * 4 + [480.0]:
+        statistics.on_triggered(Owner.JOB)
+        statistics.on_completed(Owner.JOB, duration_ms=duration_ms, state_bytes=10, inflight_bytes=3)
+    for _ in range(9):
+        statistics.on_triggered(Owner.JOB)
+    for _ in range(3):
+        statistics.on_failed(FailureReason.EXPIRED, 600.0)
+    statistics.on_failed(FailureReason.DECLINED, 600.0)
     task = TaskView(
         TaskId(VertexId(0), 1),
         name='Source[json] -> "odd"',
@@ -48,14 +54,18 @@ def view() -> JobView:
         status="completed",
         kind="aligned",
         triggered_at=datetime(2026, 1, 1, tzinfo=UTC),
-        duration_ms=120.0,
-        inflight_bytes=3,
+        duration_ms=130.0,
+        state_bytes=400,
+        new_state_bytes=300,
+        inflight_bytes=200,
+        new_inflight_bytes=170,
     )
+    failed = replace(checkpoint, id=4, status="failed", duration_ms=600.0, state_bytes=0)
     ended = replace(task, task=TaskId(VertexId(1), 1), watermark_ms=MAX_WATERMARK_MS)
     return JobView(
         state="running",
-        generation=2,
-        checkpoints=(checkpoint,),
+        generation=6,
+        checkpoints=(failed, checkpoint),
         tasks=(task, ended),
         slot_pids=(11, 12),
         statistics=statistics.snapshot(),
@@ -75,20 +85,54 @@ def samples(text: bytes) -> dict[tuple[str, str], float]:
 
 def test_the_numbers_of_a_view_are_open_metrics() -> None:
     found = samples(open_metrics("totals", view()))
-    assert found["tidegate_query", "running"] == 1
-    assert found["tidegate_checkpoints_completed_total", ""] == 1
-    assert found["tidegate_checkpoints_failed_total", "expired"] == 1
-    assert found["tidegate_checkpoint_duration_quantile_seconds", "0.95"] == 0.12
-    assert found["tidegate_checkpoint_last_inflight_bytes", ""] == 3
-    assert found["tidegate_task_rows_in_total", "v0.1"] == 10
-    assert found["tidegate_task_bytes_out_total", "v0.1"] == 50
-    assert found["tidegate_task_busy_seconds_total", "v0.1"] == 1.5
-    assert found["tidegate_task_paused_seconds_total", "v0.1"] == 0.04
-    assert found["tidegate_task_backpressured_ratio", "v0.1"] == 0.15
-    assert found["tidegate_task_window_bytes", "v0.1"] == 4096
-    assert found["tidegate_task_source_lag_seconds", "v0.1"] == 2.5
-    assert found["tidegate_task_watermark_timestamp_seconds", "v0.1"] == 1_700_000_000
+    of_the_job = {by_name: value for by_name, value in found.items() if not by_name[1].startswith("v")}
+    assert of_the_job == {
+        ("tidegate_query", "running"): 1,
+        ("tidegate_query_generation", ""): 6,
+        ("tidegate_query_slots", ""): 2,
+        ("tidegate_checkpoints_triggered_total", ""): 109,
+        ("tidegate_checkpoints_completed_total", ""): 100,
+        ("tidegate_checkpoints_failed_total", "expired"): 3,
+        ("tidegate_checkpoints_failed_total", "declined"): 1,
+        ("tidegate_checkpoints_in_progress", ""): 5,
+        ("tidegate_checkpoint_duration_quantile_seconds", "0.5"): 0.02,
+        ("tidegate_checkpoint_duration_quantile_seconds", "0.95"): 0.12,
+        ("tidegate_checkpoint_duration_quantile_seconds", "0.99"): 0.24,
+        # Of the newest completed one, although a newer one has failed.
+        ("tidegate_checkpoint_last_id", ""): 3,
+        ("tidegate_checkpoint_last_duration_seconds", ""): 0.13,
+        ("tidegate_checkpoint_last_state_bytes", ""): 400,
+        ("tidegate_checkpoint_last_new_state_bytes", ""): 300,
+        ("tidegate_checkpoint_last_inflight_bytes", ""): 200,
+        ("tidegate_checkpoint_last_new_inflight_bytes", ""): 170,
+        ("tidegate_checkpoint_last_triggered_timestamp_seconds", ""): 1_767_225_600,
+    }
+    of_the_source = {name: value for (name, by), value in found.items() if by == "v0.1"}
+    assert of_the_source == {
+        "tidegate_task_rows_in_total": 10,
+        "tidegate_task_rows_out_total": 5,
+        "tidegate_task_bytes_in_total": 100,
+        "tidegate_task_bytes_out_total": 50,
+        "tidegate_task_busy_seconds_total": 1.5,
+        "tidegate_task_backpressured_seconds_total": 0.25,
+        "tidegate_task_paused_seconds_total": 0.04,
+        "tidegate_task_late_rows_total": 2,
+        "tidegate_task_busy_ratio": 0.8,
+        "tidegate_task_backpressured_ratio": 0.15,
+        "tidegate_task_idle_ratio": 0.05,
+        "tidegate_task_queued_bytes": 7,
+        "tidegate_task_window_bytes": 4096,
+        "tidegate_task_source_lag_seconds": 2.5,
+        "tidegate_task_watermark_timestamp_seconds": 1_700_000_000,
+    }
     assert ("tidegate_task_watermark_timestamp_seconds", "v1.1") not in found
+
+
+def test_every_number_says_which_query_it_is_of_and_a_tasks_what_it_does() -> None:
+    families = list(text_string_to_metric_families(open_metrics("totals", view()).decode()))
+    labels = [sample.labels for family in families for sample in family.samples]
+    assert {each["query"] for each in labels} == {"totals"}
+    assert {each["name"] for each in labels if "task" in each} == {'Source[json] -> "odd"'}
 
 
 def test_a_query_that_has_not_begun_has_metrics_too() -> None:
@@ -136,7 +180,23 @@ def test_where_it_cannot_listen_it_says_so_once_and_the_query_runs_without(caplo
     page.close()
 
 
-def test_one_that_ends_at_once_leaves_no_thread() -> None:
+def test_one_that_ends_at_once_leaves_neither_thread_nor_port() -> None:
     page = QueryPage("q", view, host="127.0.0.1", port=0)
     page.close()
     assert not page._thread.is_alive()
+    assert page._socket is not None and page._socket.fileno() == -1
+
+
+def test_a_page_that_fails_says_so_and_the_query_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(query: str, view: object) -> None:
+        raise RuntimeError("no such package")
+
+    monkeypatch.setattr(page_module, "make_app", fails)
+    with caplog.at_level(logging.WARNING, logger="tidegate"):
+        page = QueryPage("q", view, host="127.0.0.1", port=0)
+        page._thread.join(20)
+    assert caplog.messages == ["The page of query 'q' is gone: RuntimeError: no such package"]
+    assert page._socket is not None and page._socket.fileno() == -1
+    page.close()

@@ -1,100 +1,18 @@
 """What `why` concludes from the facts of one checkpoint."""
 
-from typing import Any
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.ids import ChannelId, EdgeId, TaskId, VertexId
-from tidegate.protocol.checkpoint_facts import (
-    BarrierFacts,
-    CheckpointFacts,
-    Outcome,
-    SlotFacts,
-    StepFacts,
-    TaskFacts,
-)
+from tests.unit.facts_by_hand import expired, facts, keyed, slot, source, task_id
+from tidegate.model.ids import ChannelId, EdgeId
+from tidegate.protocol.checkpoint_facts import BarrierFacts, Outcome, SlotFacts, StepFacts, TaskFacts
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.critical_path import PhaseKind
 from tidegate.protocol.culprits import Cause, Expired, LateSlot, LongCall, SilentSlot, SlowOperator
 from tidegate.protocol.why import choose, why
-
-
-def task_id(vertex: int, subtask: int = 0) -> TaskId:
-    return TaskId(VertexId(vertex), subtask)
-
-
-def barrier(sender: TaskId, receiver: int, at_ms: float) -> BarrierFacts:
-    return BarrierFacts(ChannelId(EdgeId(0), sender.subtask, receiver), sender, at_ms)
-
-
-def source(subtask: int = 0, *, snapshot_ms: float | None = 1.0, sync_ms: float = 1.0) -> TaskFacts:
-    return TaskFacts(
-        task=task_id(0, subtask),
-        name="Source[rate]",
-        is_source=True,
-        kind="aligned",
-        snapshot_ms=snapshot_ms,
-        sync_ms=sync_ms,
-    )
-
-
-def keyed(subtask: int = 0, *, barrier_ms: float = 3.0, snapshot_ms: float | None = 4.0, **more: Any) -> TaskFacts:
-    seen = barrier(task_id(0, subtask), subtask, barrier_ms)
-    fields: dict[str, Any] = {
-        "task": task_id(1, subtask),
-        "name": "Aggregate(count(*)) -> Sink[noop]",
-        "kind": None if snapshot_ms is None else "aligned",
-        "first": seen,
-        "last": seen,
-        "snapshot_ms": snapshot_ms,
-        "sync_ms": 1.0,
-        **more,
-    }
-    return TaskFacts(**fields)
-
-
-def slot(number: int = 0, *, from_ms: float = 5.0, storing_ms: float = 4.0, **more: Any) -> SlotFacts:
-    """Its tasks were ready at `from_ms`; then it encodes for a millisecond and stores."""
-    fields: dict[str, Any] = {
-        "slot": number,
-        "triggered_ms": 1.0,
-        "encoding_ms": from_ms,
-        "queued_ms": from_ms + 1,
-        "uploading_ms": from_ms + 1,
-        "storing_ms": storing_ms,
-        "stored_bytes": 100,
-        "acknowledged_ms": from_ms + 1 + storing_ms,
-        "last_word_ms": from_ms + 1 + storing_ms,
-        **more,
-    }
-    return SlotFacts(**fields)
-
-
-def facts(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], duration_ms: float, **more: Any) -> CheckpointFacts:
-    fields: dict[str, Any] = {
-        "checkpoint": 7,
-        "generation": 1,
-        "outcome": Outcome.COMPLETED,
-        "kind": "aligned",
-        "is_savepoint": False,
-        "triggered_at_ms": 0,
-        "duration_ms": duration_ms,
-        "interval_ms": 10_000.0,
-        "timeout_ms": 60_000.0,
-        "completing_ms": duration_ms - 2 if "outcome" not in more else None,
-        "tasks": tasks,
-        "slots": slots,
-        "edges": ((0, 1),),
-        **more,
-    }
-    return CheckpointFacts(**fields)
-
-
-def expired(*tasks: TaskFacts, slots: tuple[SlotFacts, ...], **more: Any) -> CheckpointFacts:
-    given: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": FailureReason.EXPIRED.value, **more}
-    return facts(*tasks, slots=slots, duration_ms=60_000.0, **given)
 
 
 def test_the_critical_path_goes_back_along_what_came_last() -> None:
@@ -144,6 +62,8 @@ def test_whatever_the_times_are_the_path_adds_up_and_has_a_culprit(
     )
     report = why(found)
     assert sum(phase.duration_ms for phase in report.critical_path) == pytest.approx(10_500.0)
+    assert all(phase.duration_ms > 0 for phase in report.critical_path)
+    assert all(later.started_ms == pytest.approx(phase.ended_ms) for phase, later in pairwise(report.critical_path))
     assert report.summary.endswith(".") and report.summary in str(report)
 
 

@@ -1,0 +1,247 @@
+"""Whom `why` blames, cause by cause, what it advises, and what it says that a checkpoint cost."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.facts_by_hand import barrier, expired, facts, keyed, slot, source, task_id
+from tidegate.model.ids import ChannelId, EdgeId
+from tidegate.protocol.checkpoint_facts import BarrierFacts, CheckpointFacts, Outcome, StepFacts, TaskFacts
+from tidegate.protocol.checkpoints import FailureReason
+from tidegate.protocol.critical_path import PhaseKind
+from tidegate.protocol.culprits import (
+    BehindSavepoint,
+    BigState,
+    Cause,
+    GaveWay,
+    LateChannel,
+    LongCall,
+    NotWritten,
+    SilentSlot,
+    SkewedSubtask,
+    SlowOperator,
+    SlowStore,
+    root_of,
+)
+from tidegate.protocol.why import why
+from tidegate.protocol.why_costs import CostToStream
+
+
+def behind_data(*others: TaskFacts, **more: Any) -> CheckpointFacts:
+    """Two seconds of data stood in front of the barrier of the keyed task of slot 0."""
+    steps = more.pop("long_steps", ())
+    waiting = keyed(snapshot_ms=2_003.0, queued_bytes=400, **{"busy_ms": 1_990.0, **more})
+    return facts(
+        source(), waiting, *others, slots=(slot(from_ms=2_005.0, long_steps=steps),), duration_ms=2_020.0
+    )  # fmt: skip
+
+
+# -- complete, but slow
+
+
+def test_the_slot_that_was_ready_last_decides() -> None:
+    late = slot(1, storing_ms=1_900.0)
+    found = facts(source(0), keyed(0), source(1), keyed(1), slots=(slot(0), late, slot(2)), duration_ms=1_910.0)
+    culprit = why(found).culprit
+    assert isinstance(culprit, SlowStore) and culprit.where.what == "checkpointLocation, written by slot 1"
+    assert (culprit.duration_ms, culprit.stored_bytes) == (1_900.0, 100)
+
+
+def test_an_aligned_one_waits_for_its_last_barrier_and_an_unaligned_one_only_for_its_first() -> None:
+    last = barrier(task_id(0, 1), 0, 2_002.0)
+    tasks = source(0), source(1), keyed(0, snapshot_ms=2_003.0, last=last)
+    aligned = facts(*tasks, slots=(slot(0, from_ms=2_005.0), slot(1)), duration_ms=2_020.0)
+    culprit = why(aligned).culprit
+    assert isinstance(culprit, LateChannel), culprit
+    assert (culprit.where.what, culprit.sender, culprit.late_ms) == ("e0:1->0", "v0.1", 2_000.0)
+    snapshot = keyed(0, snapshot_ms=4.0, kind="unaligned", last=barrier(task_id(0, 1), 0, 4.5))
+    unaligned = facts(*tasks[:2], snapshot, slots=(slot(0), slot(1)), duration_ms=20.0, kind="unaligned")
+    assert {phase.barrier.sender for phase in why(unaligned).critical_path if phase.barrier} == {task_id(0, 0)}
+
+
+def test_a_long_step_that_was_over_before_the_wait_is_not_to_blame() -> None:
+    over = StepFacts(task_id(1), -1_990.0, 2_000.0, 1)
+    assert why(behind_data(long_steps=(over,))).cause is Cause.SLOW_OPERATOR
+    meanwhile = replace(over, started_ms=0.0)
+    assert why(behind_data(long_steps=(meanwhile,))).cause is Cause.LONG_CALL
+
+
+@pytest.mark.parametrize(("own", "other", "share"), [(500, 500, None), (690, 310, None), (710, 290, 0.71)])
+def test_a_subtask_is_skewed_if_it_gets_far_more_than_its_fair_share(own: int, other: int, share: float | None) -> None:
+    culprit = why(behind_data(keyed(1, epoch_bytes=other), epoch_bytes=own, epoch_rows=7)).culprit
+    if share is None:
+        assert isinstance(culprit, SlowOperator), culprit
+    else:
+        assert isinstance(culprit, SkewedSubtask), culprit
+        assert (culprit.where.what, culprit.share, culprit.subtasks, culprit.rows) == ("v1.0", share, 2, 7)
+
+
+def test_what_stands_before_the_barrier_and_is_not_done_counts_for_skew_too() -> None:
+    culprit = why(behind_data(keyed(1, epoch_bytes=100), epoch_bytes=100, left_bytes=800)).culprit
+    assert isinstance(culprit, SkewedSubtask) and culprit.share == 0.9
+
+
+def test_a_task_that_only_waits_for_its_turn_is_not_to_blame_but_the_busy_one_of_its_slot() -> None:
+    busy = TaskFacts(task=task_id(2), name="MapInArrow(hash)", kind="aligned", snapshot_ms=3.0, busy_ms=1_900.0)
+    culprit = why(behind_data(busy, busy_ms=10.0)).culprit
+    assert isinstance(culprit, SlowOperator) and culprit.where.what == "v2.0"
+    culprit = why(behind_data(busy, busy_ms=1_000.0)).culprit
+    assert isinstance(culprit, SlowOperator) and culprit.where.what == "v1.0"
+
+
+def test_one_that_shows_in_several_phases_is_blamed_for_all_of_them() -> None:
+    """A task without room, then the one that took it: together longer than the upload, each alone not."""
+    middle = keyed(snapshot_ms=1_000.0, backpressured_ms=990.0)
+    seen = BarrierFacts(ChannelId(EdgeId(1), 0, 0), task_id(1), 1_002.0)
+    slow = TaskFacts(
+        task=task_id(2), name="Slow", kind="aligned", first=seen, last=seen, snapshot_ms=2_000.0, busy_ms=990.0
+    )
+    stored = slot(from_ms=2_000.0, storing_ms=1_500.0)
+    found = facts(source(), middle, slow, slots=(stored,), duration_ms=3_510.0, edges=((0, 1), (1, 2)))
+    culprit = why(found).culprit
+    assert isinstance(culprit, SlowOperator) and culprit.where.what == "v2.0", culprit
+
+
+def test_one_that_was_ready_and_waited_for_a_savepoint() -> None:
+    report = why(facts(source(), keyed(), slots=(slot(),), duration_ms=2_000.0))
+    assert report.culprit == BehindSavepoint(1_988.0)
+    assert "waited 1.99 s for an older savepoint" in report.summary and "savepoints come first" in report.advice[0]
+
+
+def test_much_state_to_encode() -> None:
+    encoding = slot(queued_ms=2_005.0, uploading_ms=2_005.0, acknowledged_ms=2_010.0, stored_bytes=5_000)
+    culprit = why(facts(source(), keyed(), slots=(encoding,), duration_ms=2_015.0)).culprit
+    assert isinstance(culprit, BigState), culprit
+    assert (culprit.where.what, culprit.duration_ms, culprit.stored_bytes) == ("slot 0", 2_000.0, 5_000)
+
+
+def test_a_sink_that_takes_long_for_its_own_files_is_not_told_as_a_slow_checkpoint_location() -> None:
+    closing = slot(sink_ms=2_000.0, acknowledged_ms=2_010.0)
+    report = why(facts(source(), keyed(), slots=(closing,), duration_ms=2_015.0))
+    assert isinstance(report.culprit, SlowStore) and report.culprit.where.what == "the sink of slot 0"
+    assert report.advice[0] == "look at what the sink does at the end of an epoch"
+
+
+def test_an_upload_that_waits_for_the_one_before_it_has_a_slow_store() -> None:
+    queued = slot(uploading_ms=2_000.0, acknowledged_ms=2_004.0)
+    report = why(facts(source(), keyed(), slots=(queued,), duration_ms=2_010.0))
+    assert report.cause is Cause.SLOW_STORE
+    assert max(report.critical_path, key=lambda phase: phase.duration_ms).kind is PhaseKind.UPLOAD_QUEUE
+
+
+@pytest.mark.parametrize(("kind", "is_advised"), [("aligned", False), ("unaligned", True), ("switched", True)])
+def test_with_a_slow_store_unaligned_checkpoints_are_advised_against(kind: str, is_advised: bool) -> None:
+    found = facts(source(), keyed(), slots=(slot(storing_ms=2_000.0),), duration_ms=2_010.0, kind=kind)
+    report = why(found)
+    assert report.cause is Cause.SLOW_STORE
+    assert any("checkpoint.unaligned=false" in line for line in report.advice) is is_advised
+
+
+# -- failed
+
+
+def test_a_slot_that_took_the_trigger_and_fell_silent_is_to_blame() -> None:
+    quiet = slot(encoding_ms=None, queued_ms=None, uploading_ms=None, acknowledged_ms=None, last_word_ms=2_000.0)
+    culprit = root_of(why(expired(source(), keyed(snapshot_ms=None), slots=(quiet,))).culprit)
+    assert isinstance(culprit, SilentSlot), culprit
+    assert (culprit.where.what, culprit.silent_ms) == ("slot 0", 58_000.0)
+
+
+def test_a_silent_slot_that_told_afterwards_what_it_did_was_in_one_long_call() -> None:
+    step = StepFacts(task_id(1), 2_000.0, 70_000.0, 3)
+    quiet = slot(acknowledged_ms=None, last_word_ms=2_000.0, long_steps=(step,))
+    culprit = root_of(why(expired(source(), keyed(snapshot_ms=None), slots=(quiet,))).culprit)
+    assert isinstance(culprit, LongCall) and (culprit.where.what, culprit.rows) == ("v1.0", 3)
+
+
+def test_an_expired_one_whose_barrier_was_sent_and_never_heard_had_a_late_channel() -> None:
+    waiting = keyed(0, snapshot_ms=None, missing=(task_id(0, 1),))
+    talking = slot(0, acknowledged_ms=None, last_word_ms=59_900.0), slot(1, last_word_ms=59_900.0)
+    culprit = root_of(why(expired(source(0), source(1), waiting, keyed(1), slots=talking)).culprit)
+    assert isinstance(culprit, LateChannel), culprit
+    assert (culprit.where.what, culprit.sender, culprit.late_ms) == ("v0.1 -> v1.0", "v0.1", 59_999.0)
+
+
+def test_what_an_expired_one_waited_for_is_looked_for_up_the_stream() -> None:
+    """Whatever the numbers of the vertices."""
+    upstream = TaskFacts(task=task_id(2), name="Slow", first=barrier(task_id(0), 0, 3.0), queued_bytes=9, busy_ms=50.0)
+    waiting = keyed(snapshot_ms=None, missing=(task_id(2),))
+    talking = slot(acknowledged_ms=None, last_word_ms=59_900.0)
+    found = expired(source(), waiting, upstream, slots=(talking,), edges=((0, 2), (2, 1)))
+    culprit = root_of(why(found).culprit)
+    assert isinstance(culprit, SlowOperator) and culprit.where.what == "v2.0"
+
+
+def test_an_expired_one_advises_first_about_what_it_waited_for_and_last_about_the_timeout() -> None:
+    talking = slot(acknowledged_ms=None, last_word_ms=59_900.0)
+    report = why(expired(source(), keyed(snapshot_ms=None, busy_ms=9.0), slots=(talking,)))
+    assert report.summary.startswith("It was given up after 60.00 s (checkpoint.timeout): its barrier waited behind")
+    assert report.advice[0] == "make v1.0 faster, or give it more subtasks (parallelism)"
+    assert report.advice[-1].startswith("raise checkpoint.timeout only if")
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (FailureReason.STORE_FAILED, "The manifest or the log entry could not be written: disk full."),
+        (FailureReason.INCONSISTENT, "a bug in Tidegate: disk full."),
+    ],
+)
+def test_one_that_could_not_be_written_by_the_driver_is_no_slots_fault(reason: FailureReason, says: str) -> None:
+    report = why(expired(source(), keyed(), slots=(slot(),), failure=reason.value, detail="disk full."))
+    assert report.culprit == NotWritten(reason.value, "disk full.")
+    assert report.summary.endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (FailureReason.SUBSUMED, "A newer checkpoint was complete first."),
+        (FailureReason.JOB_STOPPED, "The query ended while it was under way."),
+    ],
+)
+def test_one_that_gave_way_did_nothing_wrong(reason: FailureReason, says: str) -> None:
+    report = why(expired(source(), keyed(), slots=(slot(),), failure=reason.value))
+    assert isinstance(report.culprit, GaveWay)
+    assert report.summary == says and report.advice == ()
+
+
+# -- costs
+
+
+def test_the_cost_is_the_worst_slots_snapshots_all_waits_of_tasks_and_the_longest_pause_of_a_source() -> None:
+    tasks = (
+        replace(source(0, sync_ms=10.0), paused_ms=70.0),
+        keyed(0, barrier_ms=3.0, snapshot_ms=103.0, sync_ms=20.0, busy_ms=30.0, backpressured_ms=25.0),
+        replace(source(1, sync_ms=5.0), paused_ms=40.0),
+        keyed(1, barrier_ms=3.0, snapshot_ms=53.0, sync_ms=6.0, busy_ms=10.0),
+    )
+    report = why(facts(*tasks, slots=(slot(0), slot(1)), duration_ms=200.0))
+    assert report.cost_to_stream == CostToStream(sync_ms=30.0, blocked_ms=45.0 + 40.0, paused_ms=70.0)
+    assert "30 ms of a slot for snapshots, 85 ms of tasks that waited" in str(report)
+
+
+def test_an_unaligned_one_lets_no_task_wait() -> None:
+    waiting = keyed(snapshot_ms=103.0, kind="unaligned")
+    report = why(facts(source(), waiting, slots=(slot(),), duration_ms=200.0, kind="unaligned"))
+    assert report.cost_to_stream.blocked_ms == 0.0
+
+
+def test_what_an_aligned_one_would_have_cost_is_told_by_the_slowest_of_each_vertex_in_turn() -> None:
+    tasks = (
+        replace(source(0), inflight_bytes=10_000, kind="unaligned"),  # held before those that take it
+        keyed(0, kind="unaligned", inflight_bytes=3_000, drain_bytes_per_ms=4.0),
+        keyed(1, kind="unaligned", inflight_bytes=2_000, drain_bytes_per_ms=1.0),
+    )
+    other = why(facts(*tasks, slots=(slot(0), slot(1)), duration_ms=500.0, kind="unaligned")).other_mode
+    assert other is not None and other.mode == "aligned" and other.inflight_bytes == 0
+    assert other.duration_ms == 500.0 + 10_000.0 + 2_000.0
+
+
+def test_what_is_under_way_for_long_says_how_old_it_is() -> None:
+    talking = slot(acknowledged_ms=None, last_word_ms=10_900.0)
+    found = facts(
+        source(), keyed(snapshot_ms=None), slots=(talking,), duration_ms=11_000.0, outcome=Outcome.IN_PROGRESS
+    )
+    assert why(found).summary.startswith("It is 11.00 s old and not complete: its barrier waited behind")
