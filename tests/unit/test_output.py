@@ -303,10 +303,20 @@ def test_a_sender_that_may_be_so_far_ahead_has_no_room_when_the_receiver_has_as_
     send_all(output)
     for consumed in range(1, 4):
         output.on_granted(Sequence(consumed), 1 << 20, 100.0 * consumed)
-    sealed_rows(output, *range(8))
-    assert output.has_room(), "40 bytes take the receiver 100 ms: nine elements are in flight"
+    sealed_rows(output, *range(7))
+    assert output.has_room(), "40 bytes take the receiver 100 ms: eight elements are in flight, and a slice has room"
     sealed_rows(output, 4)
     assert not output.has_room()
+
+
+def test_what_is_gathered_takes_room_too_and_the_last_slice_must_fit() -> None:
+    output = make(Recorder(), window_bytes=8000)
+    output.gather(rows(*range(500)), 0.0)
+    send_all(output)
+    output.gather(rows(*range(370)), 0.0)
+    assert (output.in_flight_bytes() < 7000, output.has_room()) == (True, True)
+    output.gather(rows(*range(10)), 0.0)
+    assert (output.in_flight_bytes() > 7000, output.has_room()) == (True, False)
 
 
 def test_a_full_window_still_lets_slices_of_some_size_through() -> None:

@@ -35,7 +35,7 @@ GATHER_BYTES = 512 << 10
 GATHER_MS = 20.0
 # What an element without rows counts for, so that nothing is free.
 MARKER_BYTES = 32
-# By so much of it a window may be overdrawn.
+# Of a window, or nothing is put in: slices must not be tiny, and a window must not be overdrawn by the last of them.
 _LEAST_ROOM = 0.125
 # When so much was emitted, half of it is forgotten: keys change, and with them the channels' shares.
 _SHARE_MEMORY_BYTES = 8 << 20
@@ -99,13 +99,14 @@ class OutputChannel:
     # -- rows
 
     def has_room(self) -> bool:
-        return self._window.has_room() and (self._ahead is None or self.in_flight_bytes() < self._limit_bytes())
+        in_flight_bytes = self.in_flight_bytes()
+        return not in_flight_bytes or in_flight_bytes <= self._limit_bytes() * (1 - _LEAST_ROOM)
 
     def in_flight_bytes(self) -> int:
         return self._window.in_flight_bytes + self._gathered_bytes
 
     def room_bytes(self) -> float:
-        """What the next slice may put in; never less than a part of the window, because slices must not be tiny."""
+        """What the next slice may put in; at least what makes it begin."""
         limit_bytes = self._limit_bytes()
         return max(limit_bytes * _LEAST_ROOM, limit_bytes - self.in_flight_bytes())
 
