@@ -28,6 +28,7 @@ from tidegate.network.messages import (
 )
 from tidegate.operators.contract import UserCode
 from tidegate.storage.store import open_store
+from tidegate.worker.freed_memory import keep_freed_memory
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
 from tidegate.worker.session import SlotSession, restore_for
 from tidegate.worker.settings import SlotSettings
@@ -59,7 +60,10 @@ class SlotOrder:
 
 
 def run_slot(order: SlotOrder, slot: SlotIndex, user_code: UserCode) -> None:
-    """Serves until the coordinator says leave or is gone. Leaves no thread, socket or setting behind."""
+    """Serves until the coordinator says leave or is gone. Leaves no thread or socket behind, and of what it sets for
+    the process only how much freed memory is kept.
+    """
+    keep_freed_memory()
     switch_interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
