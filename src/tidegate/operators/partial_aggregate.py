@@ -35,6 +35,7 @@ class PartialAggregateOperator(Stateless):
     def __init__(self, spec: PartialAggregateSpec) -> None:
         self._spec = spec
         self._parts = [_Part(call) for call in spec.calls]
+        self._late_keys = None if spec.keys is None else [compile_expression(key) for key in spec.keys]
         self._counts_rows = len(spec.schema) > spec.key_count + len(spec.calls)
         self._left_out = 0
         self._slices_to_leave_out = 1
@@ -66,18 +67,25 @@ class PartialAggregateOperator(Stateless):
 
     def _combined(self, rows: pa.RecordBatch, groups: SliceGroups) -> pa.RecordBatch:
         having = slots_array(groups.rows)
-        keys = [key.take(having) for key in rows.columns[: self._spec.key_count]]
+        keys = self._keys([key.take(having) for key in rows.columns[: self._spec.key_count]])
         values = [part.combined(rows, groups) for part in self._parts]
         if self._counts_rows:
             values.append(_counts(np.bincount(groups.places, minlength=groups.place_count)[groups.occupied]))
         return pa.RecordBatch.from_arrays([*keys, *values], schema=self._spec.schema)
 
     def _one_by_one(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        keys = rows.columns[: self._spec.key_count]
+        keys = self._keys(rows.columns[: self._spec.key_count])
         values = [part.one_by_one(rows) for part in self._parts]
         if self._counts_rows:
             values.append(_counts(np.ones(rows.num_rows)))
         return pa.RecordBatch.from_arrays([*keys, *values], schema=self._spec.schema)
+
+    def _keys(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """The keys of rows that were told apart by these columns."""
+        if self._late_keys is None:
+            return columns
+        rows = pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
+        return [key(rows) for key in self._late_keys]
 
 
 class _Part:

@@ -19,6 +19,7 @@ from tidegate.plan.joins import (
     static_join_spec,
 )
 from tidegate.plan.key_groups import check_key_type
+from tidegate.plan.late_keys import write_keys_late
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
@@ -89,7 +90,9 @@ def lower(
     builder.finish(builder.chains(root), sink)
     require_whole_groups(builder.vertices, sink)
     return JobPlan(
-        vertices=tuple(keep_groups_in_order(give_in_slices(builder.vertices), builder.edges, sink)),
+        vertices=tuple(
+            write_keys_late(keep_groups_in_order(give_in_slices(builder.vertices), builder.edges, sink)),
+        ),
         edges=tuple(builder.edges),
         parallelism=parallelism,
         max_parallelism=max_parallelism,

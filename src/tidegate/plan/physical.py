@@ -97,12 +97,16 @@ class EventTimeColumnSpec:
 
 @dataclass(frozen=True, slots=True)
 class PartialAggregateSpec:
-    """Combines rows with the same first `key_count` columns, as far as they come together; see `plan.partials`."""
+    """Combines rows with the same first `key_count` columns, as far as they come together; see `plan.partials`.
+
+    `keys`: what is made of these columns then; None if they are the keys, see `plan.late_keys`.
+    """
 
     key_count: int
     calls: tuple[AggregateCall, ...]
     input_schema: pa.Schema
     schema: pa.Schema
+    keys: tuple[Expression, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

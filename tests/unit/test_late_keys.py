@@ -1,0 +1,134 @@
+"""Keys that are numbers written as text are made once for each group, and are the same as made for each row."""
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.operators import partial_aggregate
+from tidegate.operators.build import build_operator
+from tidegate.plan.expressions import Call, Cast, Column, Expression, Literal
+from tidegate.plan.late_keys import with_late_keys
+from tidegate.plan.nodes import AggregateCall, AggregateFunction
+from tidegate.plan.partials import combined
+from tidegate.plan.physical import OperatorSpec, PartialAggregateSpec, ProjectSpec
+
+F = AggregateFunction
+TEXT = pa.string()
+KINDS = {
+    "byte": (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
+    "long": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "close longs": (pa.int64(), st.integers(-3, 3)),
+    "boolean": (pa.bool_(), st.booleans()),
+    "date": (pa.date32(), st.dates(date(1, 1, 1), date(9999, 12, 31))),
+}
+
+
+def text_of(number: Expression) -> Cast:
+    return Cast(number, TEXT, ansi=True, zone="UTC")
+
+
+def concat(*parts: Expression | str | None) -> Call:
+    made = tuple(Literal(part, TEXT) if part is None or isinstance(part, str) else part for part in parts)
+    return Call("Concat", made, TEXT, ansi=True)
+
+
+def counting(*keys: Expression, values: Sequence[Expression] = ()) -> list[OperatorSpec]:
+    """Rows and the least of `values`, by these keys."""
+    schema = pa.schema([(f"c{at}", each.type) for at, each in enumerate((*keys, *values))])
+    least = [
+        AggregateCall(F.MIN, (Column(len(keys) + at, f"c{len(keys) + at}", each.type),), each.type, ansi=True)
+        for at, each in enumerate(values)
+    ]
+    calls = [AggregateCall(F.COUNT_ROWS, (), pa.int64(), ansi=True), *least]
+    parts = combined(calls, schema, key_count=len(keys), counts_rows=False)
+    assert parts is not None
+    return [ProjectSpec((*keys, *values), schema), parts.spec]
+
+
+def run(operators: Sequence[OperatorSpec], rows: pa.RecordBatch) -> pa.RecordBatch:
+    batches = [rows]
+    for operator in map(build_operator, operators):
+        made: list[pa.RecordBatch] = []
+        for batch in batches:
+            operator.process(batch, made.append)
+        batches = made
+    (batch,) = batches
+    batch.validate(full=True)
+    return batch
+
+
+def late(operators: Sequence[OperatorSpec]) -> tuple[ProjectSpec, PartialAggregateSpec]:
+    project, combining = with_late_keys(operators)
+    assert isinstance(project, ProjectSpec) and isinstance(combining, PartialAggregateSpec)
+    return project, combining
+
+
+def sorted_rows(batch: pa.RecordBatch) -> list[str]:
+    return sorted(map(repr, batch.to_pylist()))
+
+
+@pytest.mark.parametrize("fewest", [1, 1_000_000], ids=["combined", "one by one"])
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_the_texts_are_those_of_the_rows(kind: str, fewest: int, data: st.DataObject) -> None:
+    type_, values = KINDS[kind]
+    given_: list[Any] = data.draw(st.lists(st.one_of(st.none(), values), min_size=1))
+    rows = pa.record_batch([pa.array(given_ * 3, type_)], names=["n"])
+    key = concat(data.draw(st.text()), "é", text_of(Column(0, "n", type_)), data.draw(st.text()))
+    operators = counting(key)
+    assert late(operators)[1].keys is not None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(partial_aggregate, "_FEW_ROWS", fewest)
+        found, expected = run(late(operators), rows), run(operators, rows)
+    assert found.schema == expected.schema
+    assert sorted_rows(found) == sorted_rows(expected)
+
+
+def test_rows_are_told_apart_by_the_number() -> None:
+    number = Column(0, "n", pa.int64())
+    project, combining = late(counting(concat("key-", text_of(number))))
+    assert project.columns == (number,)
+    assert combining.input_schema.types == [pa.int64()]
+    assert combining.schema.types[0] == TEXT
+
+
+def test_other_keys_and_values_stay_as_they_are() -> None:
+    name, number = Column(0, "name", TEXT), Column(1, "n", pa.int64())
+    operators = counting(name, text_of(number), values=[number])
+    project, combining = late(operators)
+    assert project.columns == (name, number, number)
+    rows = pa.record_batch([pa.array(["a", "", None, "ü" * 99] * 64), pa.array([1, 2] * 128)], names=["name", "n"])
+    assert sorted_rows(run([project, combining], rows)) == sorted_rows(run(operators, rows))
+    assert run([project, combining], rows).num_rows == 4
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        concat("a", None, text_of(Column(0, "n", pa.int64()))),
+        concat(text_of(Column(0, "n", pa.int64())), text_of(Column(1, "m", pa.int64()))),
+        concat("a", Column(0, "s", TEXT)),
+        text_of(Column(0, "f", pa.float64())),
+        Call("Length", (text_of(Column(0, "n", pa.int64())),), pa.int32(), ansi=True),
+    ],
+    ids=["null", "two numbers", "text", "double", "length"],
+)
+def test_a_key_that_is_not_one_number_written_as_text_is_made_before(key: Expression) -> None:
+    operators = counting(key)
+    assert with_late_keys(operators) == tuple(operators)
+
+
+def test_a_key_that_is_also_a_value_is_made_before() -> None:
+    key = text_of(Column(0, "n", pa.int64()))
+    project, combining = counting(key)
+    assert isinstance(combining, PartialAggregateSpec)
+    least = AggregateCall(F.MIN, (Column(0, "c0", TEXT),), TEXT, ansi=True)
+    parts = combined([least], combining.input_schema, key_count=1, counts_rows=False)
+    assert parts is not None
+    assert with_late_keys([project, parts.spec]) == (project, parts.spec)
