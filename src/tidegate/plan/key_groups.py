@@ -4,6 +4,7 @@ Stored state and captured rows are found again by these functions: a value, once
 It must never depend on how rows are cut into batches, on their offsets, or on what lies under a null.
 """
 
+import itertools
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,23 +85,20 @@ def partition(
         return [rows]
     key_groups = key_group_of(hash_rows(rows, key_count), max_parallelism)
     targets = owner_of(key_groups, parallelism=parallelism, max_parallelism=max_parallelism)
-    counts = np.bincount(targets, minlength=parallelism)
-    if np.count_nonzero(counts) == 1:
+    order, counts = _by_target(targets, parallelism)
+    if max(counts) == rows.num_rows:
         return [rows if count else None for count in counts]
-    order = _by_target(targets, parallelism)
     grouped = rows.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)]))
-    starts = np.cumsum(counts) - counts
-    return [
-        grouped.slice(start, count) if count else None
-        for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
-    ]
+    ends = itertools.accumulate(counts)
+    return [grouped.slice(end - count, count) if count else None for end, count in zip(ends, counts, strict=True)]
 
 
-def _by_target(targets: npt.NDArray[Any], parallelism: int) -> npt.NDArray[np.int64]:
-    """The rows of the first target, then those of the second, each in their order."""
+def _by_target(targets: npt.NDArray[Any], parallelism: int) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """The rows of the first target, then those of the second, each in their order; and how many each has."""
     if parallelism > _FEW_TARGETS:
-        return np.argsort(targets, kind="stable")
-    return np.concatenate([np.flatnonzero(targets == target) for target in range(parallelism)])
+        return np.argsort(targets, kind="stable"), np.bincount(targets, minlength=parallelism).tolist()
+    parts = [np.flatnonzero(targets == target) for target in range(parallelism)]
+    return np.concatenate(parts), [len(part) for part in parts]
 
 
 def validity_of(column: pa.Array) -> npt.NDArray[np.bool_] | None:
