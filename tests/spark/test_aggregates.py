@@ -121,6 +121,19 @@ def test_a_computed_key_and_a_filter_before_it(spark: SparkSession, table: Path)
     assert by_key(rows, 1) == by_key(map(tuple, batch), 1)
 
 
+def test_numbers_written_as_text_are_keys_like_any_other(spark: SparkSession, table: Path) -> None:
+    def totals(df: DataFrame) -> DataFrame:
+        name = F.concat(F.lit("é-"), F.col("small").cast("string"), F.lit(""))
+        keyed = df.select(
+            "amount", F.col("flag").cast("string").alias("f"), F.col("day").cast("string").alias("d"), name
+        )
+        return keyed.groupBy(keyed.columns[3], "d", "f").agg(F.count("*"), F.sum("amount"), F.min("d"))
+
+    rows = run(spark, totals(stream(spark, table)), **{"checkpoint.interval": "30ms"})
+    batch = totals(spark.read.schema(SCHEMA).parquet(str(table))).collect()
+    assert by_key(rows, 3) == by_key(map(tuple, batch), 3)
+
+
 def test_counts_only_grow_and_are_never_below_what_was_shown(spark: SparkSession, table: Path) -> None:
     shown: dict[Any, int] = {}
     for key, count in run(spark, stream(spark, table).groupBy("text").count(), **{"checkpoint.interval": "10ms"}):

@@ -62,6 +62,20 @@ def run(operators: Sequence[OperatorSpec], rows: pa.RecordBatch) -> pa.RecordBat
     return batch
 
 
+def reordered(operators: Sequence[OperatorSpec], *order: int) -> list[OperatorSpec]:
+    """The same, with a projection in between that gives the first one's columns in this order, keys in front."""
+    project, combining = operators
+    assert isinstance(project, ProjectSpec)
+    back = [order.index(at) for at in range(len(project.columns))]
+    schema = pa.schema([project.schema.field(at) for at in order])
+    columns = tuple(Column(at, schema.field(at).name, schema.field(at).type) for at in back)
+    return [
+        ProjectSpec(tuple(project.columns[at] for at in order), schema),
+        ProjectSpec(columns, project.schema),
+        combining,
+    ]
+
+
 def late(operators: Sequence[OperatorSpec]) -> tuple[ProjectSpec, PartialAggregateSpec]:
     project, combining = with_late_keys(operators)
     assert isinstance(project, ProjectSpec) and isinstance(combining, PartialAggregateSpec)
@@ -106,6 +120,27 @@ def test_other_keys_and_values_stay_as_they_are() -> None:
     rows = pa.record_batch([pa.array(["a", "", None, "ü" * 99] * 64), pa.array([1, 2] * 128)], names=["name", "n"])
     assert sorted_rows(run([project, combining], rows)) == sorted_rows(run(operators, rows))
     assert run([project, combining], rows).num_rows == 4
+
+
+def test_the_text_may_be_made_some_projections_before() -> None:
+    name, number = Column(0, "name", TEXT), Column(1, "n", pa.int64())
+    operators = reordered(counting(concat("a", text_of(number)), name, values=[number]), 2, 1, 0)
+    first, second, combining = made = with_late_keys(operators)
+    assert isinstance(first, ProjectSpec) and isinstance(second, ProjectSpec)
+    assert isinstance(combining, PartialAggregateSpec)
+    assert first.columns == (number, name, number)
+    assert second.schema.types == combining.input_schema.types == [pa.int64(), TEXT, pa.int64()]
+    rows = pa.record_batch([pa.array(["a", "b"] * 128), pa.array([1, 2, None, 2] * 64)], names=["name", "n"])
+    assert sorted_rows(run(made, rows)) == sorted_rows(run(operators, rows))
+
+
+def test_a_text_that_another_column_takes_too_is_made_before() -> None:
+    project = counting(text_of(Column(0, "n", pa.int64())))[0]
+    schema = pa.schema([("c0", TEXT), ("c1", TEXT)])
+    twice = ProjectSpec((Column(0, "c0", TEXT), Column(0, "c0", TEXT)), schema)
+    parts = combined([AggregateCall(F.COUNT_ROWS, (), pa.int64(), ansi=True)], schema, key_count=2, counts_rows=False)
+    assert parts is not None
+    assert with_late_keys([project, twice, parts.spec]) == (project, twice, parts.spec)
 
 
 @pytest.mark.parametrize(

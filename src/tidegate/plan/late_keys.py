@@ -22,30 +22,56 @@ def write_keys_late(vertices: Sequence[Vertex]) -> list[Vertex]:
 def with_late_keys(operators: Sequence[OperatorSpec]) -> tuple[OperatorSpec, ...]:
     made: list[OperatorSpec] = []
     for operator in operators:
-        before = made[-1] if made else None
-        if isinstance(operator, PartialAggregateSpec) and isinstance(before, ProjectSpec):
-            made[-1:] = _with_late_keys(before, operator)
-        else:
-            made.append(operator)
+        if isinstance(operator, PartialAggregateSpec):
+            made, operator = _with_late_keys(made, operator)
+        made.append(operator)
     return tuple(made)
 
 
-def _with_late_keys(making: ProjectSpec, combining: PartialAggregateSpec) -> tuple[ProjectSpec, PartialAggregateSpec]:
-    is_used = {column.index for call in combining.calls for column in _columns(call)}
-    columns, fields = list(making.columns), list(making.schema)
-    keys: list[Expression] = []
+def _with_late_keys(
+    before: list[OperatorSpec], combining: PartialAggregateSpec
+) -> tuple[list[OperatorSpec], PartialAggregateSpec]:
+    are_used = {column.index for call in combining.calls for column in _columns(call)}
+    fields = list(combining.input_schema)
+    keys: list[Expression] = [Column(at, fields[at].name, fields[at].type) for at in range(combining.key_count)]
+    made = before
     for at in range(combining.key_count):
-        number = None if at in is_used else _number_in(columns[at])
-        if number is None:
-            keys.append(Column(at, fields[at].name, fields[at].type))
-        else:
-            read = Column(at, fields[at].name, number.type)
-            keys.append(_with_number(columns[at], read))
-            columns[at], fields[at] = number, pa.field(read.name, read.type)
-    if tuple(columns) == making.columns:
-        return making, combining
-    numbers = pa.schema(fields)
-    return ProjectSpec(tuple(columns), numbers), replace(combining, input_schema=numbers, keys=tuple(keys))
+        found = None if at in are_used else _numbers_instead(made, at)
+        if found is not None:
+            made, text, number = found
+            fields[at] = pa.field(fields[at].name, number)
+            keys[at] = _with_number(text, Column(at, fields[at].name, number))
+    if made is before:
+        return before, combining
+    return made, replace(combining, input_schema=pa.schema(fields), keys=tuple(keys))
+
+
+def _numbers_instead(
+    operators: list[OperatorSpec], at: int
+) -> tuple[list[OperatorSpec], Expression, pa.DataType] | None:
+    """The same with the number in place of its text in that column of the last one; the text, and the number's type."""
+    last = operators[-1] if operators else None
+    if not isinstance(last, ProjectSpec):
+        return None
+    made = last.columns[at]
+    if isinstance(made, Column):
+        others = [column for index, column in enumerate(last.columns) if index != at]
+        if not all(isinstance(other, Column) and other.index != made.index for other in others):
+            return None  # another column may need the text
+        found = _numbers_instead(operators[:-1], made.index)
+        if found is None:
+            return None
+        earlier, text, kind = found
+        return [*earlier, _with_column(last, at, replace(made, type=kind))], text, kind
+    number = _number_in(made)
+    if number is None:
+        return None
+    return [*operators[:-1], _with_column(last, at, number)], made, number.type
+
+
+def _with_column(spec: ProjectSpec, at: int, column: Expression) -> ProjectSpec:
+    columns = (*spec.columns[:at], column, *spec.columns[at + 1 :])
+    return ProjectSpec(columns, spec.schema.set(at, pa.field(spec.schema.field(at).name, column.type)))
 
 
 def _columns(call: AggregateCall) -> list[Column]:
