@@ -1,7 +1,8 @@
 """How much freed memory the C library keeps for the next slice, instead of giving it back to the system.
 
-A slice allocates and frees some megabytes. Given back and asked for again each time, they cost a page fault for every
-4 KiB, a quarter of the time of a cheap slice. Must never keep more than a slice needs: state is given back.
+A slice allocates and frees some megabytes. Where they lie at the end of the heap they are given back and asked for
+again each time, with a page fault for every 4 KiB, which can cost as much as the rest of a cheap slice. Must never keep
+more than a slice needs: state is given back.
 """
 
 import ctypes
