@@ -7,6 +7,7 @@ slot is the caller's.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.operators.key_table import FREE, KeyTable, Slots
 from tidegate.plan.key_groups import (
     Hashes,
     as_large_binary,
@@ -23,21 +25,24 @@ from tidegate.plan.key_groups import (
     validity_of,
 )
 
-Slots: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _FIRST_CAPACITY = 1024
-_EMPTY = -1
-# Sparse enough that most keys stand at their first place.
-_TABLE_PLACES_PER_KEY = 4
+# Arrays that are filled together start with so many different capacities, so that they do not grow in one step.
+_CAPACITIES = 8
+_capacities = cycle(range(_FIRST_CAPACITY, 2 * _FIRST_CAPACITY, _FIRST_CAPACITY // _CAPACITIES))
+# An appended array is moved to the next memory while this last part of it is filled.
+_LAST_PART = 4
+_LEAST_MOVED_VALUES = 1 << 12
 
 
 class GrowingArray(Generic[ScalarT]):
     """A numpy array that doubles. Growing leaves the old memory alone, so views taken before stay as they were."""
 
     def __init__(self, dtype: type[ScalarT] | np.dtype[ScalarT], *, width: int | None = None) -> None:
-        shape = (_FIRST_CAPACITY,) if width is None else (_FIRST_CAPACITY, width)
+        capacity = next(_capacities)
+        shape = (capacity,) if width is None else (capacity, width)
         self._all: npt.NDArray[ScalarT] = np.zeros(shape, dtype=dtype)
         self.count = 0
 
@@ -52,17 +57,50 @@ class GrowingArray(Generic[ScalarT]):
 
     def keep(self, places: npt.NDArray[np.int64]) -> None:
         """Place i becomes what places[i] was; the old memory is left alone."""
-        kept = np.zeros((max(_FIRST_CAPACITY, len(places)), *self._all.shape[1:]), dtype=self._all.dtype)
+        capacity = next(_capacities)
+        while capacity < len(places):
+            capacity *= 2
+        kept = np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
         kept[: len(places)] = self.used[places]
         self._all, self.count = kept, len(places)
 
     def grow_to(self, count: int) -> None:
         """New places hold zero."""
         if count > len(self._all):
-            grown = np.zeros((max(count, 2 * len(self._all)), *self._all.shape[1:]), dtype=self._all.dtype)
+            capacity = 2 * len(self._all)
+            while capacity < count:
+                capacity *= 2
+            grown = np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
             grown[: self.count] = self.used
             self._all = grown
         self.count = count
+
+
+class AppendedArray(GrowingArray[ScalarT]):
+    """What was appended never changes: it is moved to the next memory bit by bit before this one is full."""
+
+    def __init__(self, dtype: type[ScalarT] | np.dtype[ScalarT], *, width: int | None = None) -> None:
+        super().__init__(dtype, width=width)
+        self._next: npt.NDArray[ScalarT] | None = None
+        self._moved = 0
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        if self._next is not None and len(self._all) < self.count + len(values) <= len(self._next):
+            self._move(self.count - self._moved)
+            self._all, self._next, self._moved = self._next, None, 0
+        super().append(values)
+        if self._next is not None and len(self._next) <= len(self._all):
+            self._next, self._moved = None, 0
+        if self.count > len(self._all) - len(self._all) // _LAST_PART:
+            if self._next is None:
+                self._next = np.zeros((2 * len(self._all), *self._all.shape[1:]), dtype=self._all.dtype)
+            self._move(max(_LEAST_MOVED_VALUES, _LAST_PART * len(values)))
+
+    def _move(self, count: int) -> None:
+        assert self._next is not None
+        stop = min(self._moved + count, self.count)
+        self._next[self._moved : stop] = self._all[self._moved : stop]
+        self._moved = stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +115,7 @@ class FixedKeys:
     def __init__(self, kind: pa.DataType) -> None:
         empty = fixed_values_of(pa.nulls(0, kind))
         self.kind = kind
-        self._values: GrowingArray[Any] = GrowingArray(empty.dtype, width=2 if empty.ndim == 2 else None)
+        self._values: AppendedArray[Any] = AppendedArray(empty.dtype, width=2 if empty.ndim == 2 else None)
 
     def read(self, column: pa.Array) -> KeyColumn:
         values, valid = fixed_values_of(column), validity_of(column)
@@ -95,10 +133,8 @@ class FixedKeys:
     def append(self, rows: KeyColumn, which: Slots) -> None:
         self._values.append(rows.values[which].view(self._values.used.dtype))
 
-    def kept(self, slots: Slots) -> "FixedKeys":
-        copy = FixedKeys(self.kind)
-        copy._values.append(self._values.used[slots])
-        return copy
+    def append_from(self, other: "FixedKeys", slots: Slots) -> None:
+        self._values.append(other._values.used[slots])
 
     def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
         if pa.types.is_null(self.kind):
@@ -114,9 +150,9 @@ class VariableKeys:
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
-        self._offsets: GrowingArray[np.int64] = GrowingArray(np.int64)
+        self._offsets: AppendedArray[np.int64] = AppendedArray(np.int64)
         self._offsets.grow_to(1)
-        self._data: GrowingArray[np.uint8] = GrowingArray(np.uint8)
+        self._data: AppendedArray[np.uint8] = AppendedArray(np.uint8)
 
     def read(self, column: pa.Array) -> KeyColumn:
         return KeyColumn(as_large_binary(column), validity_of(column))
@@ -136,10 +172,8 @@ class VariableKeys:
         else:
             self._offsets.append(np.full(len(added), self._data.count))
 
-    def kept(self, slots: Slots) -> "VariableKeys":
-        copy = VariableKeys(self.kind)
-        copy.append(KeyColumn(self._stored(), None), slots)
-        return copy
+    def append_from(self, other: "VariableKeys", slots: Slots) -> None:
+        self.append(KeyColumn(other._stored(), None), slots)
 
     def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
         # A null among the indices is taken as a null.
@@ -155,7 +189,7 @@ class VariableKeys:
 
 
 class KeyIndex:
-    """Key to slot: open addressing over the stable hash, with the keys themselves compared at every hit.
+    """Key to slot: a table by the stable hash, with the keys themselves compared at every hit.
 
     Keys whose hashes collide take neighbouring places of the table, like keys whose places collide.
     """
@@ -164,10 +198,10 @@ class KeyIndex:
         self._kinds = list(kinds)
         leaves = [leaf for kind in kinds for leaf in leaf_types(kind)]
         self._columns = [VariableKeys(leaf) if is_variable_width(leaf) else FixedKeys(leaf) for leaf in leaves]
-        self._valid: list[GrowingArray[np.bool_]] = [GrowingArray(np.bool_) for _ in leaves]
+        self._valid: list[AppendedArray[np.bool_]] = [AppendedArray(np.bool_) for _ in leaves]
         self._has_nulls = [False] * len(leaves)
-        self._hashes: GrowingArray[np.uint64] = GrowingArray(np.uint64)
-        self._table: npt.NDArray[np.int32] = np.full(_FIRST_CAPACITY, _EMPTY, dtype=np.int32)
+        self._hashes: AppendedArray[np.uint64] = AppendedArray(np.uint64)
+        self.table = KeyTable()
 
     @property
     def count(self) -> int:
@@ -185,12 +219,14 @@ class KeyIndex:
             leaf for index, kind in enumerate(self._kinds) for leaf in leaves_of(_decoded(rows.column(index), kind))
         ]
         keys = [keys.read(leaf) for keys, leaf in zip(self._columns, leaves, strict=True)]
-        places = self._home(hashes)
-        slots = self._at(places)
+        count_before = self.count
+        places = self.table.now.home(hashes)
+        slots = self.table.now.at(places)
         left = np.flatnonzero(~self._matches(slots, hashes, keys, None))
         while len(left):
             self._advance(places, left, hashes)
             left = self._settle(places, left, slots, hashes, keys)
+        self.table.prepare(self.count - count_before, self._hashes.used)
         return slots
 
     def gather(self, slots: Slots | slice) -> list[pa.Array]:
@@ -201,57 +237,62 @@ class KeyIndex:
 
     def kept(self, slots: Slots) -> "KeyIndex":
         """An index of these keys alone, the first at slot 0; this one stays as it is, for whoever still reads it."""
-        copy = KeyIndex(self._kinds)
-        copy._columns = [keys.kept(slots) for keys in self._columns]
-        for new, old in zip(copy._valid, self._valid, strict=True):
-            new.append(old.used[slots])
-        copy._has_nulls = list(self._has_nulls)
-        copy._hashes.append(self._hashes.used[slots])
-        copy._rebuild_table(_TABLE_PLACES_PER_KEY * copy.count)
+        copy = self.empty_copy(len(slots))
+        copy.append_from(self, slots)
         return copy
+
+    def empty_copy(self, key_count: int) -> "KeyIndex":
+        """An index of such keys without any, but with room for so many."""
+        copy = KeyIndex(self._kinds)
+        copy.table = KeyTable(key_count)
+        return copy
+
+    def append_from(self, other: "KeyIndex", slots: Slots) -> None:
+        """Adds keys that are not here, each at the next slot; there must be room for them."""
+        first = self.count
+        for own, theirs in zip(self._columns, other._columns, strict=True):
+            own.append_from(theirs, slots)
+        for valid, their_valid in zip(self._valid, other._valid, strict=True):
+            valid.append(their_valid.used[slots])
+        self._has_nulls = [own or theirs for own, theirs in zip(self._has_nulls, other._has_nulls, strict=True)]
+        added = other._hashes.used[slots]
+        self._hashes.append(added)
+        self.table.now.put(np.arange(first, self.count), added)
 
     def size_bytes(self) -> int:
         return self._hashes.used.nbytes + sum(keys.size_bytes() for keys in self._columns)
 
-    def _home(self, hashes: Hashes) -> Slots:
-        return (hashes & np.uint64(len(self._table) - 1)).view(np.int64)
-
-    def _at(self, places: Slots) -> Slots:
-        return self._table[places].astype(np.int64)
-
     def _advance(self, places: Slots, rows: Slots, hashes: Hashes) -> None:
         """Moves rows on to the first place that is free or holds a key of the same hash."""
+        table = self.table.now
         while len(rows) and self.count:
-            found = self._at(places[rows])
-            rows = rows[(found != _EMPTY) & (self._hashes.used[found] != hashes[rows])]
-            places[rows] = self._next(places[rows])
+            found = table.at(places[rows])
+            rows = rows[(found != FREE) & (self._hashes.used[found] != hashes[rows])]
+            places[rows] = table.next(places[rows])
 
     def _settle(self, places: Slots, rows: Slots, slots: Slots, hashes: Hashes, keys: Sequence[KeyColumn]) -> Slots:
         """Gives rows the slot at their place, adding keys at free ones; the rows still without a slot."""
-        is_free = self._table[places[rows]] == _EMPTY
+        is_free = self.table.now.at(places[rows]) == FREE
         if is_free.any() and not self._add(rows[is_free], places, hashes, keys):
-            places[rows] = self._home(hashes[rows])
+            places[rows] = self.table.now.home(hashes[rows])
             return rows
-        found = self._at(places[rows])
+        found = self.table.now.at(places[rows])
         matches = self._matches(found, hashes, keys, rows)
         slots[rows[matches]] = found[matches]
         left = rows[~matches]
         # Another key with the very same hash: it stops `_advance`, so it is passed here.
         collided = left[self._hashes.used[found[~matches]] == hashes[left]]
-        places[collided] = self._next(places[collided])
+        places[collided] = self.table.now.next(places[collided])
         return left
-
-    def _next(self, places: Slots) -> Slots:
-        return (places + 1) & (len(self._table) - 1)
 
     def _matches(self, slots: Slots, hashes: Hashes, keys: Sequence[KeyColumn], which: Slots | None) -> Flags:
         """Where the key in that slot is the row's; `which` are the rows meant, None for all."""
         if self.count == 0:
             return np.zeros(len(slots), dtype=np.bool_)
         wanted = hashes if which is None else hashes[which]
-        # An empty place reads the last slot, which is then ruled out.
+        # A free place reads the last slot, which is then ruled out.
         matches: Flags = self._hashes.used[slots] == wanted
-        matches &= slots != _EMPTY
+        matches &= slots != FREE
         if not matches.any():
             return matches
         for stored, valid, has_nulls, rows in zip(self._columns, self._valid, self._has_nulls, keys, strict=True):
@@ -266,34 +307,21 @@ class KeyIndex:
 
         Rows of one key always stand at the same place, so what is added is distinct.
         """
+        table, at = self.table.now, places[rows]
         # The last write to a place stays: in reverse, that of the first row.
-        at = places[rows]
-        self._table[at[::-1]] = rows[::-1]
-        is_first = self._table[at] == rows
+        table.set(at[::-1], rows[::-1])
+        is_first = table.at(at) == rows
         added = rows[is_first]
-        if _TABLE_PLACES_PER_KEY * (self.count + len(added)) > len(self._table):
-            self._rebuild_table(_TABLE_PLACES_PER_KEY * (self.count + len(added)))
+        if not self.table.has_room(self.count + len(added)):
+            self.table.make_room(self.count + len(added), self._hashes.used)
             return False
-        self._table[at[is_first]] = np.arange(self.count, self.count + len(added))
+        self.table.add(at[is_first], np.arange(self.count, self.count + len(added)), hashes[added])
         self._hashes.append(hashes[added])
         for index, column in enumerate(keys):
             self._columns[index].append(column, added)
             self._valid[index].append(np.ones(len(added), np.bool_) if column.valid is None else column.valid[added])
             self._has_nulls[index] |= column.valid is not None
         return True
-
-    def _rebuild_table(self, at_least: int) -> None:
-        size = max(_FIRST_CAPACITY, len(self._table))
-        while size < at_least:
-            size *= 2
-        self._table = np.full(size, _EMPTY, dtype=np.int32)
-        left = np.arange(self.count)
-        places = self._home(self._hashes.used)
-        while len(left):
-            is_free = self._table[places] == _EMPTY
-            self._table[places[is_free]] = left[is_free]
-            is_unplaced = self._table[places] != left
-            left, places = left[is_unplaced], self._next(places[is_unplaced])
 
 
 def leaf_types(kind: pa.DataType) -> list[pa.DataType]:

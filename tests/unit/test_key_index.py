@@ -1,0 +1,113 @@
+"""Keys to slots: the same key has the same slot for ever, while table and columns grow bit by bit."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.operators import columnar, key_table
+from tidegate.operators.columnar import AppendedArray, GrowingArray, KeyIndex
+from tidegate.operators.key_table import KeyTable
+
+
+def rows_of(keys: list[int | str | None], kind: pa.DataType) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(keys, kind)], names=["key"])
+
+
+@given(
+    slices=st.lists(st.lists(st.none() | st.integers(-400, 400), min_size=1, max_size=60), max_size=40),
+    is_text=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_key_keeps_its_slot_while_the_table_grows(slices: list[list[int | None]], is_text: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_table, "LEAST_COPIED_PLACES", 8)
+        patch.setattr(key_table, "_FIRST_PLACES", 8)
+        patch.setattr(columnar, "_LEAST_MOVED_VALUES", 1)
+        index = KeyIndex([pa.string() if is_text else pa.int64()])
+        known: dict[int | str | None, int] = {}
+        for numbers in slices:
+            keys = [str(key) if is_text and key is not None else key for key in numbers]
+            slots = index.find_or_add(rows_of(keys, pa.string() if is_text else pa.int64())).tolist()
+            for key, slot in zip(keys, slots, strict=True):
+                assert known.setdefault(key, slot) == slot
+        assert sorted(known.values()) == list(range(index.count))
+        (stored,) = index.gather(slice(0, index.count))
+        assert {key: slot for slot, key in enumerate(stored.to_pylist())} == known
+
+
+def test_a_step_copies_places_in_proportion_to_the_keys_it_adds_and_the_next_table_is_ready_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_table, "LEAST_COPIED_PLACES", 64)
+    made_at_once: list[int] = []
+    make_room = KeyTable.make_room
+
+    def counted(self: KeyTable, key_count: int, hashes: columnar.Hashes) -> None:
+        made_at_once.append(key_count)
+        make_room(self, key_count, hashes)
+
+    monkeypatch.setattr(KeyTable, "make_room", counted)
+    index = KeyIndex([pa.int64()])
+    left_before, copied = 0, []
+    for start in range(0, 40_000, 100):
+        places_before = len(index.table.now)
+        index.find_or_add(rows_of(list(range(start, start + 100)), pa.int64()))
+        left = index.table.places_left()
+        is_under_way = left > 0 or left_before > 0
+        copied.append((left_before or places_before) - left if is_under_way else 0)
+        left_before = left
+    assert len(index.table.now) >= 4 * 20_000
+    assert sum(copied) > 100_000
+    assert max(copied) <= 8 * 100
+    assert made_at_once == []
+
+
+def test_a_step_that_adds_more_keys_than_there_were_makes_room_at_once() -> None:
+    index = KeyIndex([pa.int64()])
+    index.find_or_add(rows_of(list(range(10)), pa.int64()))
+    slots = index.find_or_add(rows_of(list(range(5_000)), pa.int64()))
+    assert sorted(slots.tolist()) == list(range(5_000))
+    assert index.find_or_add(rows_of(list(range(5_000)), pa.int64())).tolist() == slots.tolist()
+
+
+def test_keys_of_an_index_that_is_being_grown_can_be_kept() -> None:
+    index = KeyIndex([pa.int64()])
+    for start in range(0, 30_000, 1_000):
+        index.find_or_add(rows_of(list(range(start, start + 1_000)), pa.int64()))
+    kept = index.kept(np.arange(1, 30_000, 2))
+    assert kept.find_or_add(rows_of(index.gather(np.arange(1, 30_000, 2))[0].to_pylist(), pa.int64())).tolist() == list(
+        range(15_000)
+    )
+    assert kept.find_or_add(rows_of(index.gather(np.arange(1))[0].to_pylist(), pa.int64())).tolist() == [15_000]
+
+
+def test_an_appended_array_has_most_of_it_moved_before_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "_LEAST_MOVED_VALUES", 1)
+    moved: list[int] = []
+    move = AppendedArray._move
+
+    def counted(self: AppendedArray[np.int64], count: int) -> None:
+        before = self._moved
+        move(self, count)
+        moved.append(self._moved - before)
+
+    monkeypatch.setattr(AppendedArray, "_move", counted)
+    array: AppendedArray[np.int64] = AppendedArray(np.int64)
+    for start in range(0, 20_000, 10):
+        array.append(np.arange(start, start + 10))
+    assert array.used.tolist() == list(range(20_000))
+    assert 0 < max(moved) <= 40
+
+
+def test_arrays_that_are_filled_together_do_not_grow_in_one_step() -> None:
+    arrays: list[GrowingArray[np.int64]] = [GrowingArray(np.int64) for _ in range(8)]
+    memory = [array._all for array in arrays]
+    grown_at_once = []
+    for count in range(8192, 200_000, 1024):
+        for array in arrays:
+            array.grow_to(count)
+        grown_at_once.append(sum(array._all is not before for array, before in zip(arrays, memory, strict=True)))
+        memory = [array._all for array in arrays]
+    assert max(grown_at_once[1:]) == 1
