@@ -3,8 +3,6 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tidegate.operators import columnar, key_table
 from tidegate.operators.columnar import AppendedArray, GrowingArray, KeyIndex
@@ -15,26 +13,25 @@ def rows_of(keys: list[int | str | None], kind: pa.DataType) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(keys, kind)], names=["key"])
 
 
-@given(
-    slices=st.lists(st.lists(st.none() | st.integers(-400, 400), min_size=1, max_size=60), max_size=40),
-    is_text=st.booleans(),
-)
-@settings(max_examples=60, deadline=None)
-def test_every_key_keeps_its_slot_while_the_table_grows(slices: list[list[int | None]], is_text: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_table, "LEAST_COPIED_PLACES", 8)
-        patch.setattr(key_table, "_FIRST_PLACES", 8)
-        patch.setattr(columnar, "_LEAST_MOVED_VALUES", 1)
-        index = KeyIndex([pa.string() if is_text else pa.int64()])
-        known: dict[int | str | None, int] = {}
-        for numbers in slices:
-            keys = [str(key) if is_text and key is not None else key for key in numbers]
-            slots = index.find_or_add(rows_of(keys, pa.string() if is_text else pa.int64())).tolist()
-            for key, slot in zip(keys, slots, strict=True):
-                assert known.setdefault(key, slot) == slot
-        assert sorted(known.values()) == list(range(index.count))
-        (stored,) = index.gather(slice(0, index.count))
-        assert {key: slot for slot, key in enumerate(stored.to_pylist())} == known
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_every_key_keeps_its_slot_while_the_table_grows(
+    seed: int, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_table, "LEAST_COPIED_PLACES", 8)
+    monkeypatch.setattr(columnar, "_LEAST_MOVED_VALUES", 1)
+    random = np.random.default_rng(seed)
+    index = KeyIndex([kind])
+    known: dict[int | str | None, int] = {}
+    for step in range(300):
+        numbers = random.integers(-20 * step - 1, 20 * step + 1, random.integers(1, 60)).tolist()
+        keys = [None if key % 97 == 0 else str(key) if kind == pa.string() else key for key in numbers]
+        slots = index.find_or_add(rows_of(keys, kind)).tolist()
+        for key, slot in zip(keys, slots, strict=True):
+            assert known.setdefault(key, slot) == slot
+    assert sorted(known.values()) == list(range(index.count))
+    (stored,) = index.gather(slice(0, index.count))
+    assert {key: slot for slot, key in enumerate(stored.to_pylist())} == known
 
 
 def test_a_step_copies_places_in_proportion_to_the_keys_it_adds_and_the_next_table_is_ready_in_time(
