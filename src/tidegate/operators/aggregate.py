@@ -118,7 +118,7 @@ class AggregateOperator:
 
     def snapshot(self) -> list[Section]:
         index, calls = self._index, self._calls.freeze()
-        live = np.ones(index.count, np.bool_) if self._expiry is None else self._expiry.live.copy()
+        live = np.ones(index.count, np.bool_) if self._expiry is None else self._expiry.frozen_live()
         # Keys and hashes never change, so they are read when encoding; running values are those of this moment.
         return sections_of(
             lambda part: [*index.gather(part), *calls(part)], index.hashes, live, self._stored_schema, self._context

@@ -5,6 +5,7 @@ time later without a copy; what is no longer needed is left out of the index tha
 slot is the caller's.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -32,9 +33,18 @@ _FIRST_CAPACITY = 1024
 # Arrays that are filled together start with so many different capacities, so that they do not grow in one step.
 _CAPACITIES = 8
 _capacities = cycle(range(_FIRST_CAPACITY, 2 * _FIRST_CAPACITY, _FIRST_CAPACITY // _CAPACITIES))
+# By the array it is the copy of, by a variable, and by the call that counts them; views of it refer to it too.
+_REFERENCES_OF_AN_UNREAD_COPY = 3
 # An appended array is moved to the next memory while this last part of it is filled.
 _LAST_PART = 4
 _LEAST_MOVED_VALUES = 1 << 12
+# Types in which Arrow keeps strings and bytes as offsets into one piece of memory.
+_OFFSET_TYPES: dict[pa.DataType, type[np.signedinteger[Any]]] = {
+    pa.string(): np.int32,
+    pa.binary(): np.int32,
+    pa.large_string(): np.int64,
+    pa.large_binary(): np.int64,
+}
 
 
 class GrowingArray(Generic[ScalarT]):
@@ -44,11 +54,23 @@ class GrowingArray(Generic[ScalarT]):
         capacity = next(_capacities)
         shape = (capacity,) if width is None else (capacity, width)
         self._all: npt.NDArray[ScalarT] = np.zeros(shape, dtype=dtype)
+        self._copy: npt.NDArray[ScalarT] | None = None
         self.count = 0
 
     @property
     def used(self) -> npt.NDArray[ScalarT]:
         return self._all[: self.count]
+
+    def frozen(self) -> npt.NDArray[ScalarT]:
+        """A copy of what is there now, in the memory of the last one if nobody reads that any more.
+
+        New memory costs many times what copying does, the first time that it is written to.
+        """
+        copy = self._copy
+        if copy is None or len(copy) < self.count or sys.getrefcount(copy) > _REFERENCES_OF_AN_UNREAD_COPY:
+            copy = self._copy = np.empty_like(self._all)
+        copy[: self.count] = self.used
+        return copy[: self.count]
 
     def append(self, values: npt.NDArray[Any]) -> None:
         start = self.count
@@ -62,7 +84,7 @@ class GrowingArray(Generic[ScalarT]):
             capacity *= 2
         kept = np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
         kept[: len(places)] = self.used[places]
-        self._all, self.count = kept, len(places)
+        self._all, self._copy, self.count = kept, None, len(places)
 
     def grow_to(self, count: int) -> None:
         """New places hold zero."""
@@ -176,12 +198,21 @@ class VariableKeys:
         self.append(KeyColumn(other._stored(), None), slots)
 
     def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
+        if isinstance(slots, slice) and (offset_type := _OFFSET_TYPES.get(self.kind)) is not None:
+            return self._range(slots, valid, offset_type)
         # A null among the indices is taken as a null.
         wanted = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         return self._stored().take(fixed_array(pa.int64(), wanted, valid)).cast(pa.binary()).cast(self.kind)
 
     def size_bytes(self) -> int:
         return self._offsets.used.nbytes + self._data.used.nbytes
+
+    def _range(self, slots: slice, valid: Flags, offset_type: type[np.signedinteger[Any]]) -> pa.Array:
+        """Refers to the bytes that are here, which do not change."""
+        offsets = self._offsets.used[slots.start : slots.stop + 1]
+        data = self._data.used[offsets[0] : offsets[-1]]
+        buffers = [_validity(valid), pa.py_buffer((offsets - offsets[0]).astype(offset_type)), pa.py_buffer(data)]
+        return pa.Array.from_buffers(self.kind, len(valid), buffers)
 
     def _stored(self) -> pa.Array:
         buffers = [None, pa.py_buffer(self._offsets.used), pa.py_buffer(self._data.used)]
@@ -354,9 +385,13 @@ def slots_array(slots: Slots) -> pa.Array:
 
 def fixed_array(kind: pa.DataType, values: npt.NDArray[Any], valid: Flags | None) -> pa.Array:
     """An Arrow array of a fixed-width type; `values` must not be written to afterwards."""
-    validity = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    validity = None if valid is None else _validity(valid)
     data = np.packbits(values, bitorder="little") if pa.types.is_boolean(kind) else np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(data)])
+
+
+def _validity(valid: Flags) -> pa.Buffer | None:
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _chosen(flags: Flags, which: Slots | None) -> Flags:

@@ -42,6 +42,13 @@ class Expiry:
     def ends_us(self) -> npt.NDArray[np.int64]:
         return self._ends_us.used
 
+    def frozen_live(self) -> Flags:
+        """As it is now, to be read later; so are the ends."""
+        return self._is_live.frozen()
+
+    def frozen_ends_us(self) -> npt.NDArray[np.int64]:
+        return self._ends_us.frozen()
+
     def on_watermark(self, event_time_ms: int) -> None:
         self._watermark_ms = max(self._watermark_ms, event_time_ms)
         self._set_floors()

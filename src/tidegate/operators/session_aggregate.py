@@ -109,8 +109,8 @@ class SessionAggregateOperator:
 
     def snapshot(self) -> list[Section]:
         index, calls, window_type = self._index, self._calls.freeze(), self._window_type
-        keys, starts = self._sessions.keys.used.copy(), self._sessions.starts_us.used.copy()
-        ends, live = self._expiry.ends_us.copy(), self._expiry.live.copy()
+        keys, starts = self._sessions.keys.frozen(), self._sessions.starts_us.frozen()
+        ends, live = self._expiry.frozen_ends_us(), self._expiry.frozen_live()
         return sections_of(
             lambda part: [*index.gather(keys[part]), _windows(starts[part], ends[part], window_type), *calls(part)],
             index.hashes[keys],

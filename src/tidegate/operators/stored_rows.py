@@ -3,10 +3,11 @@
 Must never change what it was given: sections are encoded after the operator has gone on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from io import RawIOBase
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -60,13 +61,28 @@ class RowFormat:
 
 def _encoded(
     read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], schema: pa.Schema, max_parallelism: int, part: slice
-) -> memoryview:
+) -> Sequence[memoryview]:
     rows, hashes = read(part)
     key_groups = fixed_array(pa.uint16(), key_group_of(hashes, max_parallelism), None)
-    target = pa.BufferOutputStream()
-    with pa.ipc.new_stream(target, schema) as stream:
+    target = _Pieces()
+    with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), schema) as stream:
         stream.write_batch(pa.RecordBatch.from_arrays([*rows.columns, key_groups], schema=schema))
-    return memoryview(target.getvalue())
+    return target.pieces
+
+
+class _Pieces(RawIOBase):
+    """A file of Arrow's buffers as they are: nothing is copied, so that no new memory is written to."""
+
+    def __init__(self) -> None:
+        self.pieces: list[memoryview] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = memoryview(data)
+        self.pieces.append(piece)
+        return len(piece)
 
 
 def _with_key_group(schema: pa.Schema) -> pa.Schema:

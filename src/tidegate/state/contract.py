@@ -1,9 +1,9 @@
 """What operators ask of state, and what a snapshot of it is made of."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from tidegate.model.ids import KeyGroupRange
 
@@ -17,18 +17,33 @@ class Redistribution(Enum):
     BROADCAST = "broadcast"  # every subtask gets the section of the old subtask that had applied most
 
 
+# Whole, or as a list of pieces that belong together, which need not be copied into one.
+Encoded: TypeAlias = bytes | memoryview | Sequence[memoryview]
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A named piece of a snapshot.
+    """A named part of a snapshot.
 
-    Taking it is the synchronous part and must be quick; `encode` runs afterwards, between steps of the stream,
-    and must give the bytes of the moment the section was taken whatever was written since.
+    Taking it is the synchronous part and must be quick; `encoder` runs afterwards, between steps of the stream,
+    and must give the bytes of the moment the section was taken whatever was written since. What it gave must not
+    change either, until nobody refers to it.
     """
 
     name: str
     key_groups: KeyGroupRange | None
-    encode: Callable[[], bytes | memoryview]
+    encoder: Callable[[], Encoded]
     redistribution: Redistribution = Redistribution.KEYED
+
+    def pieces(self) -> Sequence[memoryview]:
+        """One after the other they are the section."""
+        encoded = self.encoder()
+        return [memoryview(encoded)] if isinstance(encoded, (bytes, memoryview)) else encoded
+
+    def encode(self) -> bytes | memoryview:
+        """In one piece."""
+        pieces = self.pieces()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)

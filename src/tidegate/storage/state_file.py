@@ -63,28 +63,29 @@ class StateFileWriter:
     """Gathers sections; nothing is copied, so what was added must not change until the file is written."""
 
     def __init__(self) -> None:
-        self._pieces: list[memoryview] = []
-        self._index: dict[SectionKey, _IndexEntry] = {}
-        self._length_bytes = 0
+        self._sections: dict[SectionKey, list[memoryview]] = {}
 
-    def add(self, key: SectionKey, data: Buffer) -> None:
-        if key in self._index:
+    def add(self, key: SectionKey, *pieces: Buffer) -> None:
+        """The pieces of a section, in order."""
+        if key in self._sections:
             raise ProtocolViolation(f"Section {_describe(key)} was added twice to one state file.")
-        view = memoryview(data).cast("B")
-        self._index[key] = _IndexEntry(key, self._length_bytes, len(view), zlib.crc32(view))
-        self._append(view)
-        self._append(memoryview(bytes(-len(view) % _ALIGNMENT_BYTES)))
+        self._sections[key] = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
 
     def finish(self) -> list[memoryview]:
-        """The file's content in order, to be handed to `Store.create` as it is."""
-        index = msgspec.msgpack.encode(list(self._index.values()))
+        """The file's content in order, to be handed to `Store.create` as it is; may be called in any thread."""
+        content: list[memoryview] = []
+        entries: list[_IndexEntry] = []
+        at = 0
+        for key, pieces in self._sections.items():
+            # Sums are made here, where the loop need not wait for them.
+            section = sum_of(pieces)
+            entries.append(_IndexEntry(key, at, section.length_bytes, section.crc32))
+            padding_bytes = -section.length_bytes % _ALIGNMENT_BYTES
+            content += [*pieces, memoryview(bytes(padding_bytes))] if padding_bytes else pieces
+            at += section.length_bytes + padding_bytes
+        index = msgspec.msgpack.encode(entries)
         footer = _FOOTER.pack(len(index), zlib.crc32(index), VERSION, _MAGIC)
-        return [*self._pieces, memoryview(index), memoryview(footer)]
-
-    def _append(self, piece: memoryview) -> None:
-        if len(piece):
-            self._pieces.append(piece)
-            self._length_bytes += len(piece)
+        return [*content, memoryview(index), memoryview(footer)]
 
 
 # A part of a file: where it starts and how long it is.

@@ -314,7 +314,7 @@ class SlotSnapshots:
                 # Numbered: an operator may give its state in several sections of one name.
                 name = f"{section.name}{PART_MARK}{number}"
                 key = SectionKey(task, operator, KIND_OF[section.redistribution], name, section.key_groups)
-                assembly.writer.add(key, section.encode())
+                assembly.writer.add(key, *section.pieces())
                 yield
         captures = CaptureWriter(
             [capture for task, part in assembly.parts.items() for capture in _captured(task, part)],

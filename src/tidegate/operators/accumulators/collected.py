@@ -64,7 +64,7 @@ class CollectedList:
         self._keep_entries(np.flatnonzero(self._owners.used))
 
     def freeze(self) -> Frozen:
-        owners, read = self._owners.used.copy(), self._values.reader()
+        owners, read = self._owners.frozen(), self._values.reader()
         kind, slot_count = self._kind, self._slot_count
         return lambda part: [
             lists_by_slot(owners, np.arange(part.start, part.stop), slot_count, lambda rows: read(rows, None), kind)

@@ -72,7 +72,7 @@ class FixedColumns:
             array.keep(slots)
 
     def freeze(self) -> Frozen:
-        copies = [array.used.copy() for array in self.arrays]
+        copies = [array.frozen() for array in self.arrays]
         return lambda part: [
             fixed_array(kind, copy[part], None) for kind, copy in zip(self._types, copies, strict=True)
         ]

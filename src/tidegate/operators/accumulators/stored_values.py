@@ -91,7 +91,7 @@ class ValueSlots:
         self._leave_dead_behind()
 
     def freeze(self) -> Callable[[slice], list[pa.Array]]:
-        numbers, read = self._numbers.used.copy(), self.log.reader()
+        numbers, read = self._numbers.frozen(), self.log.reader()
 
         def stored(part: slice) -> list[pa.Array]:
             has = numbers[part] > 0
