@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
+from tidegate.operators.compaction import Compaction
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of
 from tidegate.operators.stored_groups import sections_of, stored_batches
@@ -47,9 +48,9 @@ class AggregateOperator:
         self._expiry = Expiry() if is_finite else None
         self._dirty: GrowingArray[np.bool_] = GrowingArray(np.bool_)
         self._has_dirty = False
-        self._due: Slots | None = None
         self._fired: list[Slots] = []
         self._dead = 0
+        self._compaction: Compaction | None = None
         self._has_ended = False
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
@@ -92,21 +93,22 @@ class AggregateOperator:
         """Emits groups that are finished, or in update mode drops them, which has shown them before."""
         if self._expiry is None:
             return False
-        if self._due is None:
-            self._due = self._expiry.finished(lambda: self._index.hashes)
-            if len(self._due) and self._spec.mode is OutputMode.UPDATE:
-                self._emit_for_the_last_time(self._due, emit)
-        count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
-        slots, self._due = self._due[:count], self._due[count:]
-        if len(slots):
-            if self._spec.mode is OutputMode.APPEND:
-                emit(self._project(self._rows_of(slots)))
-            self._expiry.end(slots)
-            self._fired.append(slots)
-        if len(self._due):
+        if self._compaction is not None and not self._has_compacted(self._compaction, self._expiry):
             return True
-        self._due = None
-        self._drop_fired(self._expiry)
+        count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
+        found = self._expiry.finished(count, lambda part: self._index.hashes[part])
+        if len(found.slots):
+            self._emit_for_the_last_time(found.slots, emit)
+            self._expiry.end(found.slots)
+            self._fired.append(found.slots)
+            if sum(len(slots) for slots in self._fired) >= EMIT_BATCH_ROWS:
+                self._clear_fired()
+        if found.has_more:
+            return True
+        self._clear_fired()
+        if self._dead > max(_FEW_GROUPS, self._index.count // 2):
+            self._compaction = Compaction(self._index, self._expiry.live)
+            return not self._has_compacted(self._compaction, self._expiry)
         return False
 
     def watermark_behind(self, event_time_ms: int) -> int:
@@ -188,14 +190,12 @@ class AggregateOperator:
         if self._context.clock.monotonic_ms() - self._emitted_at_ms >= EMIT_INTERVAL_MS:
             self._emit_dirty(emit)
 
-    def _emit_for_the_last_time(self, due: Slots, emit: Emit) -> None:
-        """Groups that go, as far as they have changed; with them all others, if a group may come again."""
-        if self._spec.group_rows is GroupRows.NEWEST_LAST:
-            self._emit_dirty(emit)
-            return
-        changed = due[self._dirty.used[due]]
-        self._dirty.used[changed] = False
-        self._emit_all(emit, changed)
+    def _emit_for_the_last_time(self, slots: Slots, emit: Emit) -> None:
+        """Groups that go: in update mode as far as they have changed since they were shown."""
+        if self._spec.mode is OutputMode.UPDATE:
+            slots = slots[self._dirty.used[slots]]
+            self._dirty.used[slots] = False
+        self._emit_all(emit, slots)
 
     def _emit_dirty(self, emit: Emit) -> None:
         self._emitted_at_ms = self._context.clock.monotonic_ms()
@@ -214,21 +214,26 @@ class AggregateOperator:
         columns = [*self._index.gather(slots), *self._calls.results(slots)]
         return row_batch(columns, self._row_schema, len(slots))
 
-    def _drop_fired(self, expiry: Expiry) -> None:
+    def _clear_fired(self) -> None:
         if not self._fired:
             return
         fired = np.concatenate(self._fired)
         self._fired = []
         self._calls.clear(fired)
-        self._dirty.used[fired] = False
         self._dead += len(fired)
-        if self._dead > max(_FEW_GROUPS, self._index.count // 2):
-            live = np.flatnonzero(expiry.live)
-            self._index = self._index.kept(live)
-            self._calls.keep(live)
-            self._dirty.keep(live)
-            expiry.keep(live)
-            self._dead = 0
+
+    def _has_compacted(self, compaction: Compaction, expiry: Expiry) -> bool:
+        """Does a part of it; whether that was the last."""
+        compacted = compaction.advance(expiry.live)
+        if compacted is None:
+            return False
+        self._compaction = None
+        self._index = compacted.index
+        self._calls.keep(compacted.slots)
+        self._dirty.keep(compacted.slots)
+        expiry.keep(compacted.slots)
+        self._dead = int(np.count_nonzero(~expiry.live))
+        return True
 
 
 def row_batch(columns: Sequence[pa.Array], schema: pa.Schema, row_count: int) -> pa.RecordBatch:

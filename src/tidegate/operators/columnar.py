@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.key_table import FREE, KeyTable, Slots
+from tidegate.operators.key_table import FREE, KeyTable
+from tidegate.operators.key_table import Slots as Slots
 from tidegate.plan.key_groups import (
     Hashes,
     as_large_binary,
@@ -155,8 +156,9 @@ class FixedKeys:
     def append(self, rows: KeyColumn, which: Slots) -> None:
         self._values.append(rows.values[which].view(self._values.used.dtype))
 
-    def append_from(self, other: "FixedKeys", slots: Slots) -> None:
-        self._values.append(other._values.used[slots])
+    def column(self) -> KeyColumn:
+        """All that is here, for another to append from."""
+        return KeyColumn(self._values.used, None)
 
     def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
         if pa.types.is_null(self.kind):
@@ -194,8 +196,8 @@ class VariableKeys:
         else:
             self._offsets.append(np.full(len(added), self._data.count))
 
-    def append_from(self, other: "VariableKeys", slots: Slots) -> None:
-        self.append(KeyColumn(other._stored(), None), slots)
+    def column(self) -> KeyColumn:
+        return KeyColumn(self._stored(), None)
 
     def gather(self, slots: Slots | slice, valid: Flags) -> pa.Array:
         if isinstance(slots, slice) and (offset_type := _OFFSET_TYPES.get(self.kind)) is not None:
@@ -279,16 +281,18 @@ class KeyIndex:
         return copy
 
     def append_from(self, other: "KeyIndex", slots: Slots) -> None:
-        """Adds keys that are not here, each at the next slot; there must be room for them."""
+        """Adds keys that are not here, each at the next slot."""
         first = self.count
+        if not self.table.has_room(first + len(slots)):
+            self.table.make_room(first + len(slots), self._hashes.used)
         for own, theirs in zip(self._columns, other._columns, strict=True):
-            own.append_from(theirs, slots)
+            own.append(theirs.column(), slots)
         for valid, their_valid in zip(self._valid, other._valid, strict=True):
             valid.append(their_valid.used[slots])
         self._has_nulls = [own or theirs for own, theirs in zip(self._has_nulls, other._has_nulls, strict=True)]
         added = other._hashes.used[slots]
         self._hashes.append(added)
-        self.table.now.put(np.arange(first, self.count), added)
+        self.table.put(np.arange(first, self.count), added)
 
     def size_bytes(self) -> int:
         return self._hashes.used.nbytes + sum(keys.size_bytes() for keys in self._columns)

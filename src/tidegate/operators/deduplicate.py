@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from tidegate.model.errors import ProtocolViolation
 from tidegate.operators.columnar import Flags, KeyIndex, Slots, fixed_array, slots_array
+from tidegate.operators.compaction import Compaction
 from tidegate.operators.contract import Emit, TaskContext
-from tidegate.operators.expiry import Expiry, end_of
+from tidegate.operators.expiry import MOST_FOUND, Expiry, end_of
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, validity_of
 from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
@@ -39,6 +40,7 @@ class DeduplicateOperator:
         self._format = RowFormat(SECTION_NAME, "a deduplication", schema)
         self._expiry = Expiry()
         self._dead = 0
+        self._compaction: Compaction | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
@@ -78,17 +80,29 @@ class DeduplicateOperator:
         self._expiry.on_watermark(event_time_ms)
 
     def fire(self, max_timers: int, emit: Emit) -> bool:
-        """Forgetting shows nowhere, and costs a look at two arrays: it is done at once."""
-        due = self._expiry.finished(lambda: self._index.hashes)
-        if len(due):
-            self._expiry.end(due)
-            self._dead += len(due)
-            if self._dead > max(_FEW_KEYS, self._index.count // 2):
-                live = np.flatnonzero(self._expiry.live)
-                self._index = self._index.kept(live)
-                self._expiry.keep(live)
-                self._dead = 0
+        """Forgets a bounded number of keys. That shows nowhere, so it does not matter how many at a time."""
+        if self._compaction is not None and not self._has_compacted(self._compaction):
+            return True
+        found = self._expiry.finished(MOST_FOUND, lambda part: self._index.hashes[part])
+        self._expiry.end(found.slots)
+        self._dead += len(found.slots)
+        if found.has_more:
+            return True
+        if self._dead > max(_FEW_KEYS, self._index.count // 2):
+            self._compaction = Compaction(self._index, self._expiry.live)
+            return not self._has_compacted(self._compaction)
         return False
+
+    def _has_compacted(self, compaction: Compaction) -> bool:
+        """Does a part of it; whether that was the last."""
+        compacted = compaction.advance(self._expiry.live)
+        if compacted is None:
+            return False
+        self._compaction = None
+        self._index = compacted.index
+        self._expiry.keep(compacted.slots)
+        self._dead = int(np.count_nonzero(~self._expiry.live))
+        return True
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """Rows pass at once, so none of them is behind it."""

@@ -4,6 +4,9 @@ Keeps each group's end by slot. Must never call a group finished before the wate
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +14,7 @@ import pyarrow as pa
 
 from tidegate.operators.columnar import Flags, GrowingArray, Slots
 from tidegate.operators.contract import TaskContext
+from tidegate.operators.due_slots import DueSlots
 from tidegate.plan.key_groups import Hashes, fixed_values_of, key_group_of, validity_of
 from tidegate.protocol.watermarks import FIRST_EVENT_TIME_MS
 
@@ -18,6 +22,25 @@ _US_PER_MS = 1000
 # A group without an event time is never finished, and a row without one never late.
 _NEVER_US = np.iinfo(np.int64).max
 _TICKS_PER_US = {"us": 1, "ms": 1000}
+
+
+# A call looks at so many slots, or at as many as have so many that are due: a few ms either way.
+MOST_LOOKED_AT = 1 << 19
+MOST_FOUND = 1 << 16
+_NO_SLOTS: Slots = np.zeros(0, dtype=np.int64)
+# Of some slots, the hashes of their keys.
+HashesOf: TypeAlias = Callable[[slice | Slots], Hashes]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`has_more`: there are more, or there may be."""
+
+    slots: Slots
+    has_more: bool
+
+
+NONE_FINISHED = Finished(_NO_SLOTS, has_more=False)
 
 
 class Expiry:
@@ -29,6 +52,9 @@ class Expiry:
         self._first_end_us = _NEVER_US
         self._context: TaskContext | None = None
         self._floors_us: npt.NDArray[np.int64] | None = None
+        self._due: DueSlots | None = None
+        self._looked_at = 0
+        self._looked_for_ms = FIRST_EVENT_TIME_MS
 
     def open(self, context: TaskContext) -> None:
         self._context = context
@@ -67,26 +93,61 @@ class Expiry:
         if len(ends_us):
             self._first_end_us = min(self._first_end_us, int(ends_us.min()))
 
-    def finished(self, hashes: Callable[[], Hashes]) -> Slots:
-        """Slots of live groups whose end has passed, the earliest first; `hashes` are those of all slots."""
-        if self._floors_us is None and self._first_end_us > _as_us(self._watermark_ms):
-            return np.zeros(0, dtype=np.int64)
-        live, ends = self._is_live.used, self._ends_us.used
-        is_due = live & (ends <= self._watermarks_us(hashes))
-        left = ends[live & ~is_due]
-        self._first_end_us = int(left.min()) if len(left) else _NEVER_US
-        due: Slots = np.flatnonzero(is_due)
-        # While these are being emitted a snapshot may fall in between: what is left then is found again.
-        due_ends = ends[due]
-        if len(due) < 2 or (due_ends[1:] >= due_ends[:-1]).all():
-            # Windows of one end, however many: sorting them would take longer than a slice.
-            return due
-        return due[np.argsort(due_ends, kind="stable")]
+    def finished(self, most: int, hashes: HashesOf) -> Finished:
+        """Up to so many live groups whose end has passed, the earliest first.
+
+        A call looks at a bounded number of slots. While groups are being given out a snapshot may fall in between:
+        what is left then is found again.
+        """
+        if self._due is None:
+            if self._floors_us is None and self._first_end_us > _as_us(self._watermark_ms):
+                return NONE_FINISHED
+            self._begin_look()
+        assert self._due is not None
+        if self._looked_at < self._ends_us.count:
+            self._look(self._due, hashes)
+            if self._looked_at < self._ends_us.count:
+                return Finished(_NO_SLOTS, has_more=True)
+        slots = self._still_due(self._due.take(most), hashes)
+        if self._due.is_empty():
+            self._due = None
+            # Event time may have passed more of them meanwhile.
+            return Finished(slots, has_more=self._watermark_ms != self._looked_for_ms)
+        return Finished(slots, has_more=True)
+
+    def is_giving_out(self) -> bool:
+        """Whether slots that are finished were found and not all given out yet."""
+        return self._due is not None
+
+    def _still_due(self, slots: Slots, hashes: HashesOf) -> Slots:
+        """Rows that came since may have moved the end of a session."""
+        has_ended = self._ends_us.used[slots] <= self._watermarks_us(partial(hashes, slots))
+        return slots[self._is_live.used[slots] & has_ended]
+
+    def _begin_look(self) -> None:
+        self._due, self._looked_at, self._looked_for_ms = DueSlots(), 0, self._watermark_ms
+        self._first_end_us = _NEVER_US
+
+    def _look(self, due: DueSlots, hashes: HashesOf) -> None:
+        """Goes over slots until it has seen, or found, as many as a step may."""
+        looked, found = 0, 0
+        while looked < MOST_LOOKED_AT and found < MOST_FOUND and self._looked_at < self._ends_us.count:
+            part = slice(self._looked_at, min(self._looked_at + MOST_FOUND, self._ends_us.count))
+            live, ends = self._is_live.used[part], self._ends_us.used[part]
+            is_due = live & (ends <= self._watermarks_us(partial(hashes, part)))
+            left = ends[live & ~is_due]
+            if len(left):
+                self._first_end_us = min(self._first_end_us, int(left.min()))
+            slots = np.flatnonzero(is_due)
+            due.add(slots + part.start, ends[slots])
+            looked, found, self._looked_at = looked + len(ends), found + len(slots), part.stop
 
     def end(self, slots: Slots) -> None:
         self._is_live.used[slots] = False
 
     def keep(self, slots: Slots) -> None:
+        """Slot i becomes what slots[i] was; not while some that are finished wait to be given out."""
+        assert self._due is None, "slots that were found would mean other groups"
         self._ends_us.keep(slots)
         self._is_live.keep(slots)
 

@@ -65,7 +65,9 @@ class Places:
     def between(self, start: int, stop: int) -> Slots:
         """The slots at those places."""
         part = self._slots[start:stop]
-        return part[part != 0].astype(np.int64) - 1
+        slots: Slots = part[part != 0].astype(np.int64)
+        slots -= 1
+        return slots
 
 
 class KeyTable:
@@ -90,6 +92,11 @@ class KeyTable:
         if self._next is not None:
             is_copied = places < self._copied
             self._next.put(slots[is_copied], hashes[is_copied])
+
+    def put(self, slots: Slots, hashes: Hashes) -> None:
+        """Slots that are not there, in a table that is not being replaced."""
+        assert self._next is None, "places would be missed"
+        self.now.put(slots, hashes)
 
     def prepare(self, added_keys: int, hashes: Hashes) -> None:
         """A part of the next table, if one is needed, in proportion to the keys that a step added."""

@@ -18,7 +18,7 @@ from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of, start_of
 from tidegate.operators.stored_groups import sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
-from tidegate.plan.key_groups import Hashes, hash_rows
+from tidegate.plan.key_groups import hash_rows
 from tidegate.plan.nodes import OutputMode
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
@@ -44,7 +44,6 @@ class SessionAggregateOperator:
         calls = [pa.field(f"call_{index}", call.type) for index, call in enumerate(spec.calls)]
         self._row_schema = pa.schema([*keys, *calls])
         self._project = compile_projection(spec.results, spec.schema)
-        self._due: Slots | None = None
         self._fired: list[Slots] = []
         self._dead = 0
         self._has_ended = False
@@ -83,22 +82,17 @@ class SessionAggregateOperator:
         """Emits sessions that nothing can extend any more."""
         if self._spec.mode is OutputMode.COMPLETE:
             return False
-        if self._due is None:
-            self._due = self._expiry.finished(self._slot_hashes)
         count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
-        slots, self._due = self._due[:count], self._due[count:]
-        if len(slots):
-            emit(self._project(self._rows_of(slots)))
-            self._expiry.end(slots)
-            self._fired.append(slots)
-        if len(self._due):
-            return True
-        self._due = None
-        if self._fired:
-            self._drop(np.concatenate(self._fired))
-            self._fired = []
+        found = self._expiry.finished(count, lambda part: self._index.hashes[self._sessions.keys.used[part]])
+        if len(found.slots):
+            emit(self._project(self._rows_of(found.slots)))
+            self._expiry.end(found.slots)
+            self._fired.append(found.slots)
+        if not found.has_more or sum(len(slots) for slots in self._fired) >= EMIT_BATCH_ROWS:
+            self._drop_fired()
+        if not found.has_more:
             self._compact_if_due()
-        return False
+        return found.has_more
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """Sessions that are left end after the watermark, so none of their rows will be late behind it."""
@@ -148,8 +142,13 @@ class SessionAggregateOperator:
         self._calls.clear(slots)
         self._dead += len(slots)
 
+    def _drop_fired(self) -> None:
+        if self._fired:
+            self._drop(np.concatenate(self._fired))
+            self._fired = []
+
     def _compact_if_due(self) -> None:
-        if self._dead <= max(_FEW_SESSIONS, self._sessions.count // 2):
+        if self._dead <= max(_FEW_SESSIONS, self._sessions.count // 2) or self._expiry.is_giving_out():
             return
         live = np.flatnonzero(self._expiry.live)
         used_keys = self._sessions.keep(live)
@@ -157,9 +156,6 @@ class SessionAggregateOperator:
         self._calls.keep(live)
         self._expiry.keep(live)
         self._dead = 0
-
-    def _slot_hashes(self) -> Hashes:
-        return self._index.hashes[self._sessions.keys.used]
 
     # -- groups out
 
