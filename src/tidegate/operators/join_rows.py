@@ -5,8 +5,8 @@ merged, so that there are few of them and a row is moved a few times only. Rows 
 has had a partner and whether it is still there, is a flag beside it. Must never touch single rows in Python.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -73,6 +73,37 @@ class Pairs:
     places: Slots
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Rows of a run with the hashes of some rows, as pairs numbered through.
+
+    Row `probing[i]` has `counts[i]` of them, from place `first[i]` on; they are numbered up to `ends[i]`.
+    """
+
+    run: Run
+    probing: Slots
+    first: Slots
+    counts: Slots
+    ends: Slots
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1])
+
+    def pairs(self, start: int, stop: int) -> Pairs:
+        """Those of these numbers whose rows are there."""
+        which, nth = _expanded(self.counts, self.ends, start=start, stop=stop)
+        probing, places = self.probing[which], self.first[which] + nth
+        is_live = self.run.is_live[places]
+        if not is_live.all():
+            probing, places = probing[is_live], places[is_live]
+        return Pairs(self.run, probing, places)
+
+    def as_it_is(self) -> "Candidates":
+        """The same, whatever is removed later."""
+        return replace(self, run=replace(self.run, is_live=self.run.is_live.copy()))
+
+
 class RowStore:
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -85,23 +116,17 @@ class RowStore:
 
     def candidates(self, hashes: Hashes) -> Iterator[Pairs]:
         """Rows that are there with the hashes asked for, a bounded number at a time; quickest if those ascend."""
+        return pairs_of(self.found(hashes))
+
+    def found(self, hashes: Hashes) -> Iterator[Candidates]:
+        """By run, the rows with the hashes asked for."""
         for run in self.runs:
             first = np.searchsorted(run.hashes, hashes, side="left")
             hits = np.flatnonzero(run.hashes[np.minimum(first, len(run.hashes) - 1)] == hashes)
-            if len(hits) == 0:
-                continue
-            first = first[hits]
-            counts = np.searchsorted(run.hashes, hashes[hits], side="right") - first
-            ends = np.cumsum(counts)
-            for start in range(0, int(ends[-1]), PAIRS_AT_ONCE):
-                which, nth = _expanded(counts, ends, start=start, stop=min(start + PAIRS_AT_ONCE, int(ends[-1])))
-                probing, places = hits[which], first[which] + nth
-                # Asked now: handling the pairs before these may have removed some.
-                is_live = run.is_live[places]
-                if not is_live.all():
-                    probing, places = probing[is_live], places[is_live]
-                if len(places):
-                    yield Pairs(run, probing, places)
+            if len(hits):
+                first = first[hits]
+                counts = np.searchsorted(run.hashes, hashes[hits], side="right") - first
+                yield Candidates(run, hits, first, counts, np.cumsum(counts))
 
     def due(self, is_due: Callable[[Run], Flags]) -> Iterator[tuple[Run, Slots]]:
         """Rows that are there and due, by run."""
@@ -127,6 +152,16 @@ class RowStore:
                 return
             second, first = self.runs.pop(), self.runs.pop()
             self.runs.append(_merged(first, second))
+
+
+def pairs_of(found: Iterable[Candidates]) -> Iterator[Pairs]:
+    """A bounded number at a time."""
+    for candidates in found:
+        for start in range(0, candidates.count, PAIRS_AT_ONCE):
+            # Asked now: handling the pairs before these may have removed some.
+            pairs = candidates.pairs(start, min(start + PAIRS_AT_ONCE, candidates.count))
+            if len(pairs.places):
+                yield pairs
 
 
 def by_hash(rows: pa.RecordBatch, key_count: int) -> tuple[pa.RecordBatch, Hashes]:

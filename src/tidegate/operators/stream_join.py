@@ -5,6 +5,7 @@ given out then. Must never give a pair twice, nor touch single rows in Python.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,13 +16,16 @@ from tidegate.model.errors import ProtocolViolation
 from tidegate.operators.columnar import Flags, Slots, fixed_array
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of
+from tidegate.operators.held_pairs import PAIRS_SECTION, HeldPairs
 from tidegate.operators.join_rows import (
     PAIRS_AT_ONCE,
+    Candidates,
     Pairs,
     RowStore,
     Run,
     by_hash,
     flags_array,
+    pairs_of,
     same_keys,
     taken,
     true_flags,
@@ -30,7 +34,7 @@ from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.kernels import compile_expression
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows
 from tidegate.plan.nodes import JoinType
-from tidegate.plan.physical import JoinInputSpec, StreamJoinSpec
+from tidegate.plan.physical import Giving, JoinInputSpec, StreamJoinSpec
 from tidegate.protocol.watermarks import FIRST_EVENT_TIME_MS, MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection, Section
 
@@ -39,6 +43,9 @@ RIGHT_SECTION: Final = "join-right"
 
 # Finding what is due looks at all rows kept, so that removing fewer at a time would cost more than it spreads.
 LEAST_REMOVED_ROWS: Final = 1 << 12
+# So many pairs come at once: holding them would cost more than it spreads.
+MOST_PAIRS_AT_ONCE: Final = PAIRS_AT_ONCE
+MOST_WANTED_ROWS: Final = 1 << 16
 
 _NEVER_US: Final = np.iinfo(np.int64).max
 _US_PER_MS: Final = 1000
@@ -46,7 +53,11 @@ _HAS_PARTNER: Final = "has_partner"
 
 
 class StreamJoinOperator:
-    """`TwoInputOperator`."""
+    """`TwoInputOperator` and `GivesLater`: an inner join holds the pairs of a slice that finds very many.
+
+    Those of the other joins come at once: whether a row had a partner is known only when all are made, and has to be
+    in the next snapshot.
+    """
 
     def __init__(self, spec: StreamJoinSpec) -> None:
         self._spec = spec
@@ -59,12 +70,17 @@ class StreamJoinOperator:
         # How late rows are found, and when kept ones are done with: both by the watermark of their key group.
         self._time = Expiry()
         self._watermark_ms = FIRST_EVENT_TIME_MS
+        self._holds = spec.type is JoinType.INNER and spec.giving is Giving.IN_SLICES
+        self._held = HeldPairs(spec.schema)
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._time.open(context)
         for section in restored:
-            self._side_of(section).restore(section, context)
+            if section.name == PAIRS_SECTION:
+                self._held.restore(section, context)
+            else:
+                self._side_of(section).restore(section, context)
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         self._join(rows, self._left, self._right, emit)
@@ -87,6 +103,9 @@ class StreamJoinOperator:
 
     def fire(self, max_timers: int, emit: Emit) -> bool:
         """Removes rows that can find no partner any more, a bounded number of them at a time."""
+        if not self._held.is_empty():
+            # They may be among the partners that were found.
+            return True
         left = max(max_timers, LEAST_REMOVED_ROWS)
         for side in (self._left, self._right):
             if side.spec.end is None:
@@ -105,6 +124,24 @@ class StreamJoinOperator:
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """As Spark: rows that may still come out are newer than what both sides keep, and than the input."""
+        return self._held.watermark_behind(self._behind_kept(event_time_ms))
+
+    def room(self) -> int:
+        return MOST_WANTED_ROWS if self._held.is_empty() else 0
+
+    def give(self, max_rows: int, emit: Emit) -> int:
+        return self._held.give(max_rows, emit)
+
+    def holds_rows(self) -> bool:
+        return not self._held.is_empty()
+
+    def on_time(self, now_ms: float) -> None:
+        return
+
+    def next_deadline_ms(self) -> float | None:
+        return None
+
+    def _behind_kept(self, event_time_ms: int) -> int:
         if event_time_ms in (MIN_WATERMARK_MS, MAX_WATERMARK_MS):
             return event_time_ms
         aheads = [side.spec.end.ahead_ms for side in (self._left, self._right) if side.spec.end is not None]
@@ -114,10 +151,11 @@ class StreamJoinOperator:
         return None
 
     def snapshot(self) -> list[Section]:
-        return [*self._left.snapshot(self._context), *self._right.snapshot(self._context)]
+        sides = [*self._left.snapshot(self._context), *self._right.snapshot(self._context)]
+        return [*sides, *self._held.snapshot(self._context)]
 
     def state_bytes(self) -> int:
-        return self._left.store.size_bytes() + self._right.store.size_bytes()
+        return self._left.store.size_bytes() + self._right.store.size_bytes() + self._held.size_bytes()
 
     def close(self) -> None:
         pass
@@ -131,12 +169,20 @@ class StreamJoinOperator:
             return
         rows, hashes = by_hash(rows, own.spec.key_count)
         has_partner = np.zeros(rows.num_rows, dtype=np.bool_)
-        for pairs in other.store.candidates(hashes):
-            self._join_pairs(rows, own, other, pairs, has_partner, emit)
+        found = list(other.store.found(hashes))
+        if self._holds and self._are_many(found):
+            self._held.hold(partial(self._made, rows, own), hashes, found)
+        else:
+            for pairs in pairs_of(found):
+                self._join_pairs(rows, own, other, pairs, has_partner, emit)
         kept = self._to_keep(own, has_partner)
         if kept is not None:
             rows, hashes, has_partner = taken(rows, kept), hashes[kept], has_partner[kept]
         own.store.add(rows, hashes, own.ends_us(rows), has_partner)
+
+    def _are_many(self, found: Sequence[Candidates]) -> bool:
+        """Whether these pairs come later, or have to, because others do."""
+        return not self._held.is_empty() or sum(each.count for each in found) > MOST_PAIRS_AT_ONCE
 
     def _in_time(self, rows: pa.RecordBatch, own: "_Side") -> pa.RecordBatch:
         if own.spec.event_time is None or rows.num_rows == 0:
@@ -162,14 +208,25 @@ class StreamJoinOperator:
             return np.flatnonzero(~has_partner)
         return None
 
-    def _join_pairs(
-        self, rows: pa.RecordBatch, own: "_Side", other: "_Side", pairs: Pairs, has_partner: Flags, emit: Emit
-    ) -> None:
+    def _made(self, rows: pa.RecordBatch, own: "_Side", pairs: Pairs) -> tuple[pa.RecordBatch, Slots]:
+        """What an inner join gives of these pairs, and the row of the slice that each came from."""
+        both, matches = self._matched(rows, own, pairs)
+        if not matches.all():
+            both = both.filter(flags_array(matches))
+        return self._as_output(both.columns), pairs.probing[matches]
+
+    def _matched(self, rows: pa.RecordBatch, own: "_Side", pairs: Pairs) -> tuple[pa.RecordBatch, Flags]:
         mine, theirs = taken(rows, pairs.probing), taken(pairs.run.rows, pairs.places)
         both = self._paired(own, mine, theirs)
         matches = same_keys(mine, theirs, own.spec.key_count)
         if self._condition is not None:
             matches = self._meeting_condition(both, matches)
+        return both, matches
+
+    def _join_pairs(
+        self, rows: pa.RecordBatch, own: "_Side", other: "_Side", pairs: Pairs, has_partner: Flags, emit: Emit
+    ) -> None:
+        both, matches = self._matched(rows, own, pairs)
         if not matches.any():
             return
         probing, places = pairs.probing[matches], pairs.places[matches]

@@ -233,6 +233,7 @@ class StreamJoinSpec:
     condition: Expression | None
     schema: pa.Schema
     event_time: JoinEventTime = JoinEventTime.OF_BOTH_SIDES
+    giving: Giving = Giving.IN_SLICES
 
 
 @dataclass(frozen=True, slots=True)
