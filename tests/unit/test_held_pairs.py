@@ -55,6 +55,14 @@ def test_pairs_of_a_row_with_many_partners_come_in_slices_and_each_once() -> Non
     assert len(harness.left(("k", 10, 100))) == 1
 
 
+def test_pairs_do_not_overtake_those_that_are_held() -> None:
+    harness = Harness(join(JoinType.INNER))
+    harness.left(*many(100), ("x", 10, 0))
+    harness.right(("k", 11, 0))
+    assert harness.right(("x", 11, 0)) == []
+    assert given_by(harness)[-1] == [("x", 10, 0, "x", 11, 0)]
+
+
 def test_few_pairs_come_at_once() -> None:
     harness = Harness(join(JoinType.INNER))
     harness.left(*many(MOST))

@@ -16,11 +16,13 @@ Slots: TypeAlias = npt.NDArray[np.int64]
 FREE: Final = -1
 # So many places are copied with each step, however few keys it adds: a millisecond or less.
 LEAST_COPIED_PLACES: Final = 1 << 14
-# Sparse enough that most keys stand at their first place; with fewer, the next table is begun.
+# Sparse enough that most keys stand at their first place.
 _PLACES_PER_KEY: Final = 4
+# From so many keys to 16 places on, the next table is begun; when it is ready there are not many more.
+_KEYS_PER_16_PLACES: Final = 3
 # With fewer a key is found too slowly; the next table is ready long before, unless one step adds very many keys.
 _LEAST_PLACES_PER_KEY: Final = 2
-# At this pace the next table is ready when the keys have become half as many again.
+# At this pace the next table is ready when there are 5 keys to 16 places.
 _COPIED_PLACES_PER_ADDED: Final = 8
 _FIRST_PLACES: Final = 1024
 
@@ -28,13 +30,21 @@ _FIRST_PLACES: Final = 1024
 class Places:
     """One table: at each place a slot, or `FREE`. As long as a power of two, and never full."""
 
-    def __init__(self, key_count: int) -> None:
-        count = _FIRST_PLACES
-        while count < _PLACES_PER_KEY * key_count:
-            count *= 2
+    def __init__(self, place_count: int) -> None:
         # Slots from 1, as memory that is new is 0 without having been written.
-        self._slots: npt.NDArray[np.int32] = np.zeros(count, dtype=np.int32)
-        self._mask = count - 1
+        self._slots: npt.NDArray[np.int32] = np.zeros(place_count, dtype=np.int32)
+        self._mask = place_count - 1
+
+    @classmethod
+    def for_keys(cls, key_count: int) -> "Places":
+        place_count = _FIRST_PLACES
+        while place_count < _PLACES_PER_KEY * key_count:
+            place_count *= 2
+        return cls(place_count)
+
+    def twice_as_long(self) -> "Places":
+        """An empty one."""
+        return Places(2 * len(self._slots))
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -46,7 +56,7 @@ class Places:
         return (places + 1) & self._mask
 
     def at(self, places: Slots) -> Slots:
-        found: Slots = self._slots[places].astype(np.int64)
+        found: Slots = self._slots.take(places).astype(np.int64)
         found -= 1
         return found
 
@@ -74,7 +84,7 @@ class KeyTable:
     """`now` has all slots. The next one, while there is one, has those that `now` has in its first places."""
 
     def __init__(self, key_count: int = 0) -> None:
-        self.now = Places(key_count)
+        self.now = Places.for_keys(key_count)
         self._next: Places | None = None
         self._copied = 0
 
@@ -83,7 +93,7 @@ class KeyTable:
 
     def make_room(self, key_count: int, hashes: Hashes) -> None:
         """At once, for a step that adds as many keys as there are. `hashes` are those of all slots that are there."""
-        self.now, self._next, self._copied = Places(key_count), None, 0
+        self.now, self._next, self._copied = Places.for_keys(key_count), None, 0
         self.now.put(np.arange(len(hashes)), hashes)
 
     def add(self, places: Slots, slots: Slots, hashes: Hashes) -> None:
@@ -101,9 +111,9 @@ class KeyTable:
     def prepare(self, added_keys: int, hashes: Hashes) -> None:
         """A part of the next table, if one is needed, in proportion to the keys that a step added."""
         if self._next is None:
-            if _PLACES_PER_KEY * len(hashes) <= len(self.now):
+            if 16 * len(hashes) <= _KEYS_PER_16_PLACES * len(self.now):
                 return
-            self._next, self._copied = Places(len(hashes)), 0
+            self._next, self._copied = self.now.twice_as_long(), 0
         stop = min(self._copied + max(LEAST_COPIED_PLACES, _COPIED_PLACES_PER_ADDED * added_keys), len(self.now))
         slots = self.now.between(self._copied, stop)
         self._next.put(slots, hashes[slots])
