@@ -14,6 +14,7 @@ from tidegate.model.ids import KeyGroupRange
 from tidegate.operators import join_rows, stored_rows, stream_join
 from tidegate.operators.contract import GivesLater
 from tidegate.plan.expressions import Call, Column
+from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.nodes import JoinType
 from tidegate.plan.physical import Giving
 from tidegate.testing.state_suite import restored_from
@@ -40,6 +41,10 @@ def given_by(harness: Harness, most: int = 7) -> list[list[Any]]:
         assert 0 < harness.operator.give(most, out.append) <= most
         parts.append(rows_of(out))
     return parts
+
+
+def key_group(key: str) -> int:
+    return int(key_group_of(hash_rows(pa.RecordBatch.from_pydict({"k": [key]}), 1), 128)[0])
 
 
 def test_pairs_of_a_row_with_many_partners_come_in_slices_and_each_once() -> None:
@@ -121,7 +126,11 @@ def test_what_is_held_is_in_a_snapshot_as_it_was_and_goes_to_the_owner_of_the_ke
     ]
     twice = [Harness(each.spec, each.sections(), each.key_groups) for each in again]
     for restored in (again, twice):
-        found = [row for each in restored for part in given_by(each) for row in part]
+        found: list[Any] = []
+        for each in restored:
+            own = [row for part in given_by(each) for row in part]
+            assert all(each.key_groups.first <= key_group(row[0]) < each.key_groups.last for row in own)
+            found += own
         assert Counter(found) == Counter(after)
     expected = [("k", number) for number in range(20, 100)] + [("other", number) for number in range(20, 50)]
     assert Counter((row[0], row[2]) for row in before + after) == Counter(expected)
