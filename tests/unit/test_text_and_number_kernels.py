@@ -182,3 +182,18 @@ def test_constants_are_put_before_and_behind_a_value_as_joining_would(kind: pa.D
     assert given("a", "b", "", "c", "d") == joined("ab", "cd")
     assert given("") == joined("", "")
     assert given("a", "", "null") == [None] * 4
+
+
+@pytest.mark.parametrize("function", ["Ceil", "Floor"])
+def test_nan_has_the_whole_number_0_and_what_fits_no_long_is_saturated_or_an_error(function: str) -> None:
+    number = Column(0, "d", pa.float64())
+
+    def of(numbers: list[float | None], *, ansi: bool) -> list[object]:
+        batch = pa.RecordBatch.from_arrays([pa.array(numbers, pa.float64())], names=["d"])
+        return values(call(function, number, type=LONG, ansi=ansi), batch)
+
+    assert of([float("nan"), None, -(2.0**63)], ansi=True) == [0, None, -(2**63)]
+    assert of([float("nan"), 2.0**63, float("-inf")], ansi=False) == [0, 2**63 - 1, -(2**63)]
+    for outside in (2.0**63, float("inf"), -(2.0**63) * 1.1):
+        with pytest.raises(UserCodeFailure, match="ARITHMETIC_OVERFLOW"):
+            of([outside], ansi=True)

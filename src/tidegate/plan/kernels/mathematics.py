@@ -44,7 +44,7 @@ def build_of_double(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
 
 
 def build_whole(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
-    """Ceil and Floor to a long: saturated and 0 for NaN, or an error where ANSI mode has one."""
+    """Ceil and Floor to a long: 0 for NaN; what does not fit is saturated, or an error in ANSI mode."""
     (child,) = arguments
     if child.type == _LONG:
         return child
@@ -56,13 +56,12 @@ def build_whole(call: Call, arguments: tuple[Kernel, ...]) -> Kernel:
         values = as_array(child.run(rows), rows.num_rows)
         whole = apply(numpy_of(values).astype(np.float64))
         above, below, missing = whole >= 2.0**63, whole < -(2.0**63), np.isnan(whole)
-        outside = above | below | missing
-        if call.ansi and any_true(pc.and_(mask_of(outside), values.is_valid())):
+        if call.ansi and any_true(pc.and_(mask_of(above | below), values.is_valid())):
             raise UserCodeFailure(
                 f"[ARITHMETIC_OVERFLOW] A number does not fit a long in {call.function}: "
                 f"filter or guard such rows, or set spark.sql.ansi.enabled to false."
             )
-        result = np.where(outside, 0.0, whole).astype(np.int64)
+        result = np.where(above | below | missing, 0.0, whole).astype(np.int64)
         result[above], result[below] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
         return array_of(result, _LONG, nulls_of=values)
 
