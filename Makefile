@@ -1,6 +1,6 @@
 # The only entry: every other script, and CI, calls these targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint sim same-answers bench bench-protocol pack bench-recovery golden docs format lock clean
+.PHONY: help setup demo check test lint sim same-answers explore bench bench-protocol pack bench-recovery golden docs format lock clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
@@ -57,6 +57,10 @@ golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 play
 
 same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a fall midway
 	@TIDEGATE_EVERY_PIPELINE_FALLS=1 $(BIN)/python -m pytest -q tests/spark/same_answers
+
+explore: setup ## Try properties, and expressions beside Spark, on examples that no run has had before
+	@TIDEGATE_EXPLORE=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile -m hypothesis tests
+	@TIDEGATE_EXPLORE=1 $(BIN)/python -m pytest -q tests/spark/test_every_expression.py
 
 bench: setup ## Measure beside Flink and Spark, into benchmarks/RESULTS.md; QUICK=1 is shorter, ONLY="slow-operator peak" chooses
 	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(REPETITIONS),--repetitions $(REPETITIONS))

@@ -11,8 +11,11 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# No deadline per example: how long one takes says more about the machine than about the code.
-settings.register_profile("tidegate", deadline=None, print_blob=True)
+# No deadline per example: how long one takes says more about the machine than about the code. The same examples in
+# every run, so that a change is judged by itself; `make explore` looks for new ones.
+settings.register_profile(
+    "tidegate", deadline=None, print_blob=True, derandomize=os.environ.get("TIDEGATE_EXPLORE") is None
+)
 settings.load_profile("tidegate")
 
 
