@@ -34,8 +34,6 @@ _FIRST_CAPACITY = 1024
 # Arrays that are filled together start with so many different capacities, so that they do not grow in one step.
 _CAPACITIES = 8
 _capacities = cycle(range(_FIRST_CAPACITY, 2 * _FIRST_CAPACITY, _FIRST_CAPACITY // _CAPACITIES))
-# By the array it is the copy of, by a variable, and by the call that counts them; views of it refer to it too.
-_REFERENCES_OF_AN_UNREAD_COPY = 3
 # An appended array is moved to the next memory while this last part of it is filled.
 _LAST_PART = 4
 _LEAST_MOVED_VALUES = 1 << 12
@@ -46,6 +44,19 @@ _OFFSET_TYPES: dict[pa.DataType, type[np.signedinteger[Any]]] = {
     pa.large_string(): np.int64,
     pa.large_binary(): np.int64,
 }
+
+
+class _Holder:
+    def __init__(self) -> None:
+        self.held = np.zeros(0)
+
+
+_holder = _Holder()
+
+
+def _references_of_an_attribute() -> int:
+    """Of what nobody else refers to, as this interpreter counts: versions differ in what a call itself adds."""
+    return sys.getrefcount(_holder.held)
 
 
 class GrowingArray(Generic[ScalarT]):
@@ -67,11 +78,14 @@ class GrowingArray(Generic[ScalarT]):
 
         New memory costs many times what copying does, the first time that it is written to.
         """
-        copy = self._copy
-        if copy is None or len(copy) < self.count or sys.getrefcount(copy) > _REFERENCES_OF_AN_UNREAD_COPY:
-            copy = self._copy = np.empty_like(self._all)
-        copy[: self.count] = self.used
-        return copy[: self.count]
+        if self._copy is None or len(self._copy) < self.count or self._is_copy_read():
+            self._copy = np.empty_like(self._all)
+        self._copy[: self.count] = self.used
+        return self._copy[: self.count]
+
+    def _is_copy_read(self) -> bool:
+        """Views of it, and whatever refers to those, refer to it: it then has more references than an attribute has."""
+        return sys.getrefcount(self._copy) > _references_of_an_attribute()
 
     def append(self, values: npt.NDArray[Any]) -> None:
         start = self.count
