@@ -7,12 +7,21 @@ from tidegate.model.ids import Sequence
 from tidegate.protocol.windows import ReceiveWindow, SendWindow
 
 
-def test_there_is_room_until_the_window_is_spent() -> None:
+def test_there_is_room_until_an_eighth_of_the_window_is_left() -> None:
     window = SendWindow(100)
-    window.spend(Sequence(0), 99)
+    window.spend(Sequence(0), 87)
     assert window.has_room()
     window.spend(Sequence(1), 1)
     assert not window.has_room()
+
+
+def test_what_waits_to_be_sent_takes_room_and_a_lower_limit_counts() -> None:
+    window = SendWindow(100)
+    window.spend(Sequence(0), 40)
+    assert window.has_room(gathered_bytes=47)
+    assert not window.has_room(gathered_bytes=48)
+    assert window.has_room(most_bytes=46.0)
+    assert not window.has_room(most_bytes=45.0)
 
 
 def test_one_element_may_overdraw_the_window_and_then_waits_for_its_grant() -> None:
@@ -88,7 +97,7 @@ def test_a_smaller_window_keeps_what_is_in_flight_and_has_no_room_until_it_drain
 def test_a_larger_window_has_room_at_once() -> None:
     window = SendWindow(100)
     window.spend(Sequence(0), 100)
-    window.resize(101)
+    window.resize(115)
     assert window.has_room()
 
 

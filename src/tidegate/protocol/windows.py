@@ -6,9 +6,13 @@ receiver has consumed, not a number of bytes: so both sides can never disagree a
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from tidegate.model.ids import Sequence
+
+# Of a window, or nothing is put in: slices must not be tiny, and a window must not be overdrawn by the last of them.
+LEAST_ROOM: Final = 0.125
 
 
 class SendWindow:
@@ -25,8 +29,10 @@ class SendWindow:
         """What is in flight stays so: a smaller window only has no room until enough of it is consumed."""
         self._window_bytes = window_bytes
 
-    def has_room(self) -> bool:
-        return self._in_flight_bytes < self._window_bytes
+    def has_room(self, *, gathered_bytes: int = 0, most_bytes: float = inf) -> bool:
+        """For a slice of some size. `gathered_bytes` wait to be sent; `most_bytes`: if less than the window may be."""
+        ahead_bytes = self._in_flight_bytes + gathered_bytes
+        return not ahead_bytes or ahead_bytes <= min(self._window_bytes, most_bytes) * (1 - LEAST_ROOM)
 
     def spend(self, sequence: Sequence, size_bytes: int) -> None:
         self._in_flight.append((sequence, size_bytes))

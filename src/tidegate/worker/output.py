@@ -27,7 +27,7 @@ from tidegate.protocol.barriers import Cut
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.switching import DrainRate, StorageSpeed, should_switch_now
-from tidegate.protocol.windows import MostAhead, SendWindow
+from tidegate.protocol.windows import LEAST_ROOM, MostAhead, SendWindow
 
 # Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it, and a slice at
 # the receiver, which takes no more than a frame, some 300 us. A grant comes for a whole frame: with two frames to a
@@ -36,8 +36,6 @@ GATHER_BYTES = 128 << 10
 GATHER_MS = 20.0
 # What an element without rows counts for, so that nothing is free.
 MARKER_BYTES = 32
-# Of a window, or nothing is put in: slices must not be tiny, and a window must not be overdrawn by the last of them.
-_LEAST_ROOM = 0.125
 # When so much was emitted, half of it is forgotten: keys change, and with them the channels' shares.
 _SHARE_MEMORY_BYTES = 8 << 20
 
@@ -100,8 +98,7 @@ class OutputChannel:
     # -- rows
 
     def has_room(self) -> bool:
-        in_flight_bytes = self.in_flight_bytes()
-        return not in_flight_bytes or in_flight_bytes <= self._limit_bytes() * (1 - _LEAST_ROOM)
+        return self._window.has_room(gathered_bytes=self._gathered_bytes, most_bytes=self._limit_bytes())
 
     def in_flight_bytes(self) -> int:
         return self._window.in_flight_bytes + self._gathered_bytes
@@ -109,7 +106,7 @@ class OutputChannel:
     def room_bytes(self) -> float:
         """What the next slice may put in; at least what makes it begin."""
         limit_bytes = self._limit_bytes()
-        return max(limit_bytes * _LEAST_ROOM, limit_bytes - self.in_flight_bytes())
+        return max(limit_bytes * LEAST_ROOM, limit_bytes - self.in_flight_bytes())
 
     def _limit_bytes(self) -> float:
         if self._ahead is None:
