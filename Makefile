@@ -85,7 +85,7 @@ format: setup ## Format and fix what can be fixed
 COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
 lock: ## Pin the newest versions that pyproject.toml allows (needs uv)
 	@$(COMPILE) --upgrade --group pyproject.toml:build --output-file requirements-build.lock
-	@$(COMPILE) --upgrade --extra java --group dev --output-file requirements.lock pyproject.toml
+	@$(COMPILE) --upgrade --extra java --extra rocksdb --group dev --output-file requirements.lock pyproject.toml
 
 clean: ## Remove .venv and every cache
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .bench build dist

@@ -1,5 +1,9 @@
 """Every state backend against the one suite."""
 
+from pathlib import Path
+
+import pytest
+
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
@@ -9,3 +13,24 @@ from tidegate.testing.state_suite import StateBackendSuite
 class TestHeap(StateBackendSuite):
     def make_backend(self, key_groups: KeyGroupRange) -> StateBackend:
         return HeapBackend(key_groups)
+
+
+class TestRocksDb(StateBackendSuite):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        rocksdb_options = pytest.importorskip("tidegate.state.rocksdb_options", exc_type=ImportError)
+        self._folder = tmp_path
+        self._memory = rocksdb_options.RocksMemory(memory_bytes=8 << 20)
+
+    def make_backend(self, key_groups: KeyGroupRange) -> StateBackend:
+        from tidegate.state.rocksdb import RocksBackend
+
+        return RocksBackend(key_groups, folder=self._folder, memory=self._memory)
+
+    def settle(self, backend: StateBackend) -> None:
+        from tidegate.state.rocksdb import RocksBackend
+
+        assert isinstance(backend, RocksBackend)
+        for family in backend._instance.families.values():
+            family.flush()
+            family.compact_range(None, None)

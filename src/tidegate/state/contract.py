@@ -1,8 +1,9 @@
 """What operators ask of state, and what a snapshot of it is made of."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from tidegate.model.ids import KeyGroupRange
@@ -22,18 +23,32 @@ Encoded: TypeAlias = bytes | memoryview | Sequence[memoryview]
 
 
 @dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file on this machine that never changes, there for as long as anybody refers to `keeper`.
+
+    `name` stands for its content: no backend, of this run or another, gives it to any other content.
+    """
+
+    name: str
+    path: Path
+    length_bytes: int
+    keeper: object
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A named part of a snapshot.
 
     Taking it is the synchronous part and must be quick; `encoder` runs afterwards, between steps of the stream,
     and must give the bytes of the moment the section was taken whatever was written since. What it gave must not
-    change either, until nobody refers to it.
+    change either, until nobody refers to it. `files` belong to it too, and need not be stored again if they are.
     """
 
     name: str
     key_groups: KeyGroupRange | None
     encoder: Callable[[], Encoded]
     redistribution: Redistribution = Redistribution.KEYED
+    files: tuple[LocalFile, ...] = ()
 
     def pieces(self) -> Sequence[memoryview]:
         """One after the other they are the section."""
@@ -46,11 +61,18 @@ class Section:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+# Writes a stored file, checked, to a path on this machine.
+FetchFile: TypeAlias = Callable[[Path], None]
+
+
 @dataclass(frozen=True, slots=True)
 class RestoredSection:
+    """`files`: by the names that the section gave them."""
+
     name: str
     key_groups: KeyGroupRange | None
     data: memoryview
+    files: Mapping[str, FetchFile] = field(default_factory=dict)
 
 
 class KeyedState(Protocol):

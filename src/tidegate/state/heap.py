@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from tidegate.model.errors import Damaged, ProtocolViolation
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import RestoredSection, Section
 
@@ -67,17 +67,6 @@ class HeapState:
             sections.append(self._section(taken))
         return sections
 
-    def restore(self, section: RestoredSection) -> None:
-        try:
-            for key_group, entries in _GROUPS.decode(section.data).items():
-                if key_group in self._key_groups:
-                    for key, value in _ENTRIES.decode(entries).items():
-                        self.put(key_group, key, value)
-        except msgspec.DecodeError as error:
-            raise Damaged(
-                f"State {self._name!r} cannot be read from its section ({error}): restore from an older checkpoint."
-            ) from error
-
     def clear(self) -> None:
         self._groups, self._group_bytes, self._shared, self._size_bytes = {}, {}, set(), 0
 
@@ -123,9 +112,10 @@ class HeapBackend:
 
     def restore(self, sections: Iterable[RestoredSection]) -> None:
         for section in sections:
-            if not section.name.startswith(_SECTION_PREFIX):
-                raise ProtocolViolation(f"Section {section.name!r} is not keyed state and cannot be restored as such.")
-            self.keyed(section.name.removeprefix(_SECTION_PREFIX)).restore(section)
+            name, entries = read_section(section, self._key_groups)
+            state = self.keyed(name)
+            for key_group, key, value in entries:
+                state.put(key_group, key, value)
 
     def size_bytes(self) -> int:
         return sum(state.size_bytes() for state in self._states.values())
@@ -133,6 +123,31 @@ class HeapBackend:
     def close(self) -> None:
         for state in self._states.values():
             state.clear()
+
+
+def read_section(section: RestoredSection, key_groups: KeyGroupRange) -> tuple[str, Iterator[tuple[int, bytes, bytes]]]:
+    """The state's name, and key group, key and value of each entry in these key groups."""
+    if not section.name.startswith(_SECTION_PREFIX):
+        if section.files:
+            raise IncompatibleCheckpoint(
+                "The checkpoint was taken with state.backend=rocksdb, which the heap backend cannot read: set "
+                "state.backend to rocksdb."
+            )
+        raise ProtocolViolation(f"Section {section.name!r} is not keyed state and cannot be restored as such.")
+    name = section.name.removeprefix(_SECTION_PREFIX)
+    return name, _entries_of(section, name, key_groups)
+
+
+def _entries_of(section: RestoredSection, name: str, key_groups: KeyGroupRange) -> Iterator[tuple[int, bytes, bytes]]:
+    try:
+        for key_group, entries in _GROUPS.decode(section.data).items():
+            if key_group in key_groups:
+                for key, value in _ENTRIES.decode(entries).items():
+                    yield key_group, key, value
+    except msgspec.DecodeError as error:
+        raise Damaged(
+            f"State {name!r} cannot be read from its section ({error}): restore from an older checkpoint."
+        ) from error
 
 
 def _encode_groups(groups: Mapping[int, Mapping[bytes, bytes]]) -> bytes:

@@ -1,0 +1,65 @@
+"""How RocksDB is set up: bounded memory, no log of its own, small write buffers. Knows nothing of keys and values."""
+
+from dataclasses import dataclass, field
+
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, WriteBufferManager, WriteOptions
+
+# Of all that the instances of one slot keep in memory: read blocks, indexes, filters, and what is not written out yet.
+MEMORY_BYTES = 128 << 20
+# The part of it that writes may take.
+_WRITE_SHARE = 0.25
+# A snapshot waits until this much per state, at the most, is written out: small, so that it does not wait long.
+_WRITE_BUFFER_BYTES = 4 << 20
+# Keeps the reading of an absent key from touching its file, at 1.25 bytes for each key.
+_BLOOM_BITS_PER_KEY = 10
+# One for what is written out, one for merging: the slots of a machine have few cores between them.
+_BACKGROUND_JOBS = 2
+_INFO_LOG_BYTES = 1 << 20
+# Each snapshot stores it: beyond this it is written anew, without the files that are gone.
+_MANIFEST_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class RocksMemory:
+    """What all instances of a slot share; its bound holds for all of them together."""
+
+    memory_bytes: int = MEMORY_BYTES
+    cache: Cache = field(init=False)
+    buffers: WriteBufferManager = field(init=False)
+
+    def __post_init__(self) -> None:
+        cache = Cache(self.memory_bytes)
+        # Counted into the cache; and never stalling, because a stalled put would hold the interpreter's lock.
+        buffers = WriteBufferManager.new_write_buffer_manager_with_cache(
+            int(self.memory_bytes * _WRITE_SHARE), False, cache
+        )
+        object.__setattr__(self, "cache", cache)
+        object.__setattr__(self, "buffers", buffers)
+
+    def options(self) -> Options:
+        """Of an instance, and of each column family in it."""
+        blocks = BlockBasedOptions()
+        blocks.set_block_cache(self.cache)
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        blocks.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_block_based_table_factory(blocks)
+        options.set_write_buffer_manager(self.buffers)
+        options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+        options.set_compression_type(DBCompressionType.lz4())
+        options.set_max_background_jobs(_BACKGROUND_JOBS)
+        options.set_max_manifest_file_size(_MANIFEST_BYTES)
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(_INFO_LOG_BYTES)
+        options.set_stats_dump_period_sec(0)
+        return options
+
+
+def without_log() -> WriteOptions:
+    """What is lost with the process is restored from a checkpoint, never from RocksDB's own log."""
+    options = WriteOptions()
+    # A property, which the package's type hints take for a method.
+    setattr(options, "disable_wal", True)  # noqa: B010
+    return options

@@ -1,0 +1,128 @@
+"""A snapshot of a RocksDB instance: table files that never change, and the few small files that say what they make up.
+
+Table files get names that stand for their content, so that a later snapshot can refer to one that is stored already.
+Must never keep a file on disk that nobody refers to, and never remove one that somebody does.
+"""
+
+import mmap
+import os
+import shutil
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import msgspec
+
+from tidegate.model.errors import Damaged
+from tidegate.model.ids import KeyGroupRange
+from tidegate.state.contract import LocalFile, RestoredSection, Section
+from tidegate.storage.manifests import SharedFile
+from tidegate.storage.store import Buffer, Store
+
+SECTION = "sst"
+_TABLE_SUFFIX = ".sst"
+# RocksDB's list of its table files, and which list counts; the last one tells that keys are plain bytes.
+_SMALL_FILES = ("CURRENT", "MANIFEST-", "rocksdict-config.json")
+# What is in memory of a file while it is stored or fetched.
+_CHUNK_BYTES = 4 << 20
+
+
+class _Described(msgspec.Struct, frozen=True, array_like=True):
+    """`tables`: the names that stand for their content, by those that RocksDB calls them."""
+
+    tables: dict[str, str]
+    small_files: dict[str, bytes]
+
+
+class Folder:
+    """A folder that goes with this object."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+
+
+def section_of(folder: Folder, key_groups: KeyGroupRange, name_of: Callable[[str], str]) -> Section:
+    """Of a folder that holds a checkpoint of an instance; `name_of` a table file, for its content."""
+    tables = {entry.name: entry for entry in os.scandir(folder.path) if entry.name.endswith(_TABLE_SUFFIX)}
+    names = {table: name_of(table) for table in sorted(tables)}
+    files = tuple(
+        LocalFile(names[table], Path(tables[table].path), tables[table].stat().st_size, folder) for table in names
+    )
+    return Section(SECTION, key_groups, lambda: _describe(folder, names), files=files)
+
+
+def _describe(folder: Folder, tables: dict[str, str]) -> bytes:
+    small = {file.name: file.read_bytes() for file in folder.path.iterdir() if file.name.startswith(_SMALL_FILES)}
+    return msgspec.msgpack.encode(_Described(tables, small))
+
+
+def lay_out(section: RestoredSection, folder: Path) -> dict[str, str]:
+    """Makes in `folder` what the instance had; gives the names of table files, by what RocksDB calls them."""
+    try:
+        described = msgspec.msgpack.decode(section.data, type=_Described)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"Stored RocksDB state cannot be read ({error}): restore from an older checkpoint.") from error
+    folder.mkdir(parents=True)
+    for table, name in described.tables.items():
+        if name not in section.files:
+            raise Damaged(f"Stored RocksDB state lacks its file {name}: restore from an older checkpoint.")
+        section.files[name](folder / table)
+    for name, content in described.small_files.items():
+        (folder / name).write_bytes(content)
+    return described.tables
+
+
+# -- between this machine and a store
+
+
+class Chunks(Sequence[Buffer]):
+    """A file as pieces that come into memory as they are needed."""
+
+    def __init__(self, mapped: mmap.mmap | bytes) -> None:
+        self._view = memoryview(mapped)
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._view[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES]
+
+    def __len__(self) -> int:
+        return -(-len(self._view) // _CHUNK_BYTES)
+
+
+def chunks_of(file: LocalFile) -> Chunks:
+    with open(file.path, "rb") as opened:
+        return Chunks(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if file.length_bytes else b"")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a checkpoint; calling it fetches it."""
+
+    store: Store
+    file: SharedFile
+
+    def __call__(self, target: Path) -> None:
+        at = crc32 = 0
+        with open(target, "wb") as written:
+            while at < self.file.length:
+                length = min(_CHUNK_BYTES, self.file.length - at)
+                chunk = self.store.read_range(self.file.path, start=at, length=length)
+                crc32 = zlib.crc32(chunk, crc32)
+                written.write(chunk)
+                at += length
+        if crc32 != self.file.crc32 or self.store.size(self.file.path) != self.file.length:
+            raise Damaged(
+                f"{self.file.path} is not the file that the manifest speaks of: restore it from a backup, or start "
+                "from another checkpoint."
+            )

@@ -1,0 +1,225 @@
+"""What RocksDB adds to the conformance suite: files that are stored once, folders that go, state of the heap."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rocksdict")
+
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
+from tidegate.model.ids import KeyGroupRange
+from tidegate.state.contract import LocalFile, RestoredSection, Section
+from tidegate.state.heap import HeapBackend
+from tidegate.state.rocksdb import RocksBackend
+from tidegate.state.rocksdb_options import RocksMemory
+from tidegate.state.sst_files import StoredFile, chunks_of
+from tidegate.storage.manifests import SharedFile
+from tidegate.storage.state_file import sum_of
+from tidegate.storage.store import LocalFiles
+from tidegate.testing.state_suite import restored_from
+
+ALL = KeyGroupRange(0, 128)
+HALVES = (KeyGroupRange(0, 64), KeyGroupRange(64, 128))
+
+
+@pytest.fixture(scope="module")
+def memory() -> RocksMemory:
+    return RocksMemory(memory_bytes=8 << 20)
+
+
+class Backends:
+    """Makes backends in one folder and closes them."""
+
+    def __init__(self, folder: Path, memory: RocksMemory) -> None:
+        self.folder = folder
+        self._memory = memory
+        self._made: list[RocksBackend] = []
+
+    def new(self, key_groups: KeyGroupRange = ALL, *, restored: Iterable[RestoredSection] = ()) -> RocksBackend:
+        backend = RocksBackend(key_groups, folder=self.folder, memory=self._memory)
+        self._made.append(backend)
+        backend.restore(restored)
+        return backend
+
+    def close(self) -> None:
+        for backend in self._made:
+            backend.close()
+
+
+@pytest.fixture
+def backends(tmp_path: Path, memory: RocksMemory) -> Iterator[Backends]:
+    made = Backends(tmp_path / "slot", memory)
+    yield made
+    made.close()
+
+
+def fill(backend: RocksBackend, count: int = 2_000) -> None:
+    state = backend.keyed("count")
+    for number in range(count):
+        state.put(number % 128, b"key-%d" % number, b"%d" % number)
+
+
+def names_of(sections: Iterable[Section]) -> set[str]:
+    return {file.name for section in sections for file in section.files}
+
+
+def test_a_second_snapshot_has_the_first_ones_files_and_a_small_one_for_what_changed(backends: Backends) -> None:
+    backend = backends.new()
+    fill(backend, 20_000)
+    first = backend.snapshot()
+    backend.keyed("count").put(3, b"another", b"1")
+    (second,) = backend.snapshot()
+    assert names_of(first) < names_of([second])
+    (new,) = [file for file in second.files if file.name not in names_of(first)]
+    assert new.length_bytes < 4_096 < sum(file.length_bytes for file in first[0].files)
+
+
+def test_a_snapshot_of_what_did_not_change_has_no_new_file(backends: Backends) -> None:
+    backend = backends.new()
+    fill(backend)
+    assert names_of(backend.snapshot()) == names_of(backend.snapshot())
+
+
+def test_a_restored_instance_calls_files_by_their_old_names_and_new_ones_by_new_names(backends: Backends) -> None:
+    first, second = backends.new(), backends.new()
+    fill(first)
+    stored = first.snapshot()
+    restored = backends.new(restored=restored_from(stored))
+    assert names_of(restored.snapshot()) == names_of(stored)
+    for backend in (first, restored, second):
+        backend.keyed("count").put(3, b"k", b"of each its own")
+    new = [names_of(backend.snapshot()) - names_of(stored) for backend in (first, restored, second)]
+    assert [len(names) for names in new] == [1, 1, 1]
+    assert len(set.union(*new)) == 3
+
+
+def test_a_snapshot_is_on_disk_until_nobody_refers_to_it_also_behind_the_end_of_its_backend(
+    backends: Backends,
+) -> None:
+    backend = backends.new()
+    fill(backend)
+    sections = backend.snapshot()
+    backend.close()
+    (file,) = sections[0].files
+    assert file.path.read_bytes()
+    assert len(list(backends.folder.iterdir())) == 1
+    path = file.path
+    del sections
+    assert path.exists()
+    del file
+    assert list(backends.folder.iterdir()) == []
+
+
+def test_states_that_stay_empty_open_nothing(backends: Backends) -> None:
+    backend = backends.new()
+    state = backend.keyed("count")
+    assert (state.get(3, b"k"), list(state.scan(3))) == (None, [])
+    state.delete(3, b"k")
+    assert (backend.snapshot(), backend.size_bytes()) == ([], 0)
+    assert not backends.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["default", "count?ttl", "timers/event", "größe %41", "with\0zero", ""])
+def test_any_name_makes_a_state_of_its_own(backends: Backends, name: str) -> None:
+    backend = backends.new()
+    backend.keyed(name).put(3, b"k", b"v")
+    backend.keyed(name + "'").put(3, b"k", b"other")
+    restored = backends.new(restored=restored_from(backend.snapshot()))
+    assert restored.keyed(name).get(3, b"k") == b"v"
+
+
+def test_key_groups_that_were_given_away_do_not_come_back(backends: Backends) -> None:
+    whole = backends.new()
+    fill(whole)
+    halves = [backends.new(half, restored=restored_from(whole.snapshot())) for half in HALVES]
+    halves[0].keyed("count").delete(3, b"key-3")
+    sections = [section for half in halves for section in half.snapshot()]
+    again = backends.new(restored=restored_from(sections)).keyed("count")
+    found = {key for group in range(128) for key, _ in again.scan(group)}
+    assert found == {b"key-%d" % number for number in range(2_000) if number != 3}
+    lower = backends.new(restored=restored_from(halves[0].snapshot())).keyed("count")
+    assert [group for group in range(128) if list(lower.scan(group))] == list(range(64))
+
+
+def test_a_key_group_of_another_subtask_is_refused(backends: Backends) -> None:
+    state = backends.new(HALVES[0]).keyed("s")
+    with pytest.raises(ProtocolViolation, match="key group 64"):
+        state.put(64, b"k", b"v")
+
+
+def test_what_the_heap_backend_stored_can_be_restored(backends: Backends) -> None:
+    heap = HeapBackend(ALL)
+    for key_group in range(128):
+        heap.keyed("count").put(key_group, b"k", b"%d" % key_group)
+    restored = backends.new(HALVES[1], restored=restored_from(heap.snapshot())).keyed("count")
+    assert [group for group in range(128) if restored.get(group, b"k") is not None] == list(range(64, 128))
+
+
+def test_the_heap_backend_says_that_it_cannot_read_what_rocksdb_stored(backends: Backends) -> None:
+    backend = backends.new()
+    fill(backend)
+    with pytest.raises(IncompatibleCheckpoint, match="set state.backend to rocksdb"):
+        HeapBackend(ALL).restore(restored_from(backend.snapshot()))
+
+
+def test_a_description_that_cannot_be_read_is_damage(backends: Backends) -> None:
+    with pytest.raises(Damaged, match="RocksDB state cannot be read"):
+        backends.new(restored=[RestoredSection("sst", ALL, memoryview(b"\xff"))])
+
+
+def test_a_file_that_the_checkpoint_does_not_have_is_damage_and_named(backends: Backends) -> None:
+    backend = backends.new()
+    fill(backend)
+    (section,) = backend.snapshot()
+    with pytest.raises(Damaged, match=section.files[0].name):
+        backends.new(restored=[RestoredSection("sst", ALL, memoryview(section.encode()))])
+
+
+# -- in a store
+
+
+def stored_in(store: LocalFiles, file: LocalFile) -> SharedFile:
+    pieces = chunks_of(file)
+    path = f"shared/{file.name}"
+    store.put(path, pieces)
+    found = sum_of(pieces)
+    return SharedFile(path, found.length_bytes, found.crc32)
+
+
+def test_state_comes_back_from_a_store(backends: Backends, tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path)
+    backend = backends.new()
+    fill(backend)
+    (section,) = backend.snapshot()
+    files = {file.name: StoredFile(store, stored_in(store, file)) for file in section.files}
+    backend.close()
+    restored = backends.new(restored=[RestoredSection("sst", ALL, memoryview(section.encode()), files)])
+    assert restored.keyed("count").get(1_999 % 128, b"key-1999") == b"1999"
+
+
+@contextmanager
+def damaged(store: LocalFiles, file: SharedFile, content: bytes) -> Iterator[None]:
+    original = store.read(file.path)
+    store.put(file.path, content)
+    yield
+    store.put(file.path, original)
+
+
+def test_a_stored_file_that_is_not_the_one_in_the_manifest_is_named(backends: Backends, tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path)
+    backend = backends.new()
+    fill(backend)
+    file = stored_in(store, backend.snapshot()[0].files[0])
+    content = store.read(file.path)
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for wrong in (bytes(flipped), content[:-1], content + b"x"):
+        with damaged(store, file, wrong), pytest.raises(Damaged, match=file.path):
+            StoredFile(store, file)(tmp_path / "fetched")
+    StoredFile(store, file)(tmp_path / "fetched")
+    assert (tmp_path / "fetched").read_bytes() == content
+    store.delete(file.path)
+    with pytest.raises(Damaged, match=file.path):
+        StoredFile(store, file)(tmp_path / "fetched")
