@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,6 +49,9 @@ def job(
     max_concurrent: int = 1,
     tolerable_failures: int = 0,
     restart: RestartStrategy | None = None,
+    state_backend: str = "heap",
+    location: str = "chk",
+    restore_from: str | None = None,
 ) -> Coordinator:
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
@@ -61,7 +65,9 @@ def job(
     plan = lower(TransformWithState(keyed, 1, b"count", counted), sink, parallelism=slots, max_parallelism=128)
     spec = local_job(
         "scenario",
-        SlotSettings(plan=plan, checkpoint_location=str(folder / "chk"), window_bytes=4096, state_backend="heap"),
+        SlotSettings(
+            plan=plan, checkpoint_location=str(folder / location), window_bytes=4096, state_backend=state_backend
+        ),
         interval_ms=interval_ms,
         timeout_ms=timeout_ms,
         max_concurrent=max_concurrent,
@@ -72,7 +78,8 @@ def job(
         available_now=True,
     )
     code = NamedUserCode(processors={"count": lambda: CountingProcessor(before_row=before_row)})
-    return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})
+    started = replace(spec, restore_from=restore_from)
+    return Coordinator(started, open_store(str(folder / location)), ThreadLauncher(code), versions={})
 
 
 def run(coordinator: Coordinator, *, timeout_s: float = 60) -> None:

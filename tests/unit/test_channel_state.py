@@ -20,6 +20,7 @@ from tidegate.network.messages import (
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.state.contract import Section
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.store import LocalFiles, Store
 from tidegate.testing.manual_clock import ManualClock
@@ -204,12 +205,33 @@ class Slot:
             self.said.append(message)
 
     def take(
-        self, checkpoint: int, *received: CapturedElement, held: Iterable[int] = (), savepoint: str | None = None
+        self,
+        checkpoint: int,
+        *received: CapturedElement,
+        held: Iterable[int] = (),
+        savepoint: str | None = None,
+        sections: Iterable[Section] = (),
     ) -> Acknowledge:
+        self.begin(checkpoint, *received, held=held, savepoint=savepoint, sections=sections)
+        self.snapshots.encode_some(float("inf"))
+        while self._background.work_once() or self._background.note_once():
+            pass
+        return self.said[-1]
+
+    def begin(
+        self,
+        checkpoint: int,
+        *received: CapturedElement,
+        held: Iterable[int] = (),
+        savepoint: str | None = None,
+        sections: Iterable[Section] = (),
+    ) -> None:
+        """Up to where everything can be encoded."""
         id = CheckpointId(checkpoint)
         self.snapshots.on_trigger(id, savepoint=savepoint)
+        of_operator = [(0, section) for section in sections]
         self.snapshots.on_snapshot(
-            TaskSnapshot(TASK, id, CheckpointKind.UNALIGNED, 0.0, 0.0, 0.0, [], None, StoredTask(), None, 0)
+            TaskSnapshot(TASK, id, CheckpointKind.UNALIGNED, 0.0, 0.0, 0.0, of_operator, None, StoredTask(), None, 0)
         )
         captures = []
         if received:
@@ -223,10 +245,6 @@ class Slot:
         sealed = tuple(Sealed(Sequence(number), rows(number), 0) for number in held)
         cut = Cut(sealed[0].sequence, Sequence(sealed[-1].sequence + 1)) if sealed else None
         self.snapshots.on_held(TASK, id, [] if cut is None else [HeldCapture(OTHER, cut, sealed)])
-        self.snapshots.encode_some(float("inf"))
-        while self._background.work_once() or self._background.note_once():
-            pass
-        return self.said[-1]
 
     def done(self, checkpoint: int, files: Iterable[SharedFile] = (), held: Iterable[StoredChannel] = ()) -> None:
         self.snapshots.on_done(CheckpointDone(GENERATION, CheckpointId(checkpoint), list(files), list(held)))

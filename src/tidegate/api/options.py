@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from tidegate.connectors.staged_source import IngestMode
@@ -15,6 +16,7 @@ from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.worker.state_backends import NEEDS_ROCKSDICT
 
 SESSION_PREFIX = "spark.tidegate."
 _MOST_KEY_GROUPS = 32_768  # a key group must fit a 16-bit number
@@ -56,6 +58,13 @@ def _choice(*choices: str) -> Callable[[str, str], str]:
         return text.strip().lower()
 
     return parse
+
+
+def _state_backend(name: str, text: str) -> str:
+    backend = _choice("heap", "rocksdb")(name, text)
+    if backend == "rocksdb" and find_spec("rocksdict") is None:
+        raise OptionError(NEEDS_ROCKSDICT)
+    return backend
 
 
 def _kept(name: str, text: str) -> KeepNumber | KeepFor:
@@ -256,8 +265,8 @@ OPTIONS: Mapping[str, OptionSpec] = {
         OptionSpec(
             "state.backend",
             "heap",
-            _choice("heap"),
-            "where keyed state lives",
+            _state_backend,
+            "where keyed state of your functions lives: heap, rocksdb",
             "state.backend.type",
         ),
         OptionSpec(

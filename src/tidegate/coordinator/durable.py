@@ -336,7 +336,7 @@ class DurableJob:
                 self._store.delete(path)
 
     def _listed_shared_files(self) -> list[tuple[str, layout.CheckpointFolder]]:
-        found = [(path, layout.parse_channel_file(path)) for path in self._store.list(layout.SHARED)]
+        found = [(path, layout.parse_shared_file(path)) for path in self._store.list(layout.SHARED)]
         return [(path, folder) for path, folder in found if folder is not None]
 
     def _register(self, checkpoint: CheckpointId, files: frozenset[str]) -> None:

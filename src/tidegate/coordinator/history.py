@@ -136,7 +136,8 @@ class Underway:
                     continue
                 held = by_receiver.setdefault(receiver, HeldElsewhere())
                 first = len(held.files)
-                held.files.extend(ack.shared)
+                # They come first, and have the numbers that elements speak of; the rest is state.
+                held.files.extend(file for file in ack.shared if layout.parse_channel_file(file.path) is not None)
                 held.channels.extend(
                     StoredChannel(s.channel, [_renumbered(e, first) for e in s.elements]) for s in stored
                 )
@@ -276,10 +277,15 @@ def _owner(underway: Underway) -> Owner:
 
 
 def _new_state_bytes(ack: Acknowledge) -> int:
-    """What its state file holds beside captured data, which lies there as long as it is small."""
-    writers = {folder.checkpoint for file in ack.shared if (folder := layout.parse_channel_file(file.path)) is not None}
-    is_inline = ack.checkpoint not in writers
-    return ack.length - (sum(part.new_inflight_bytes for part in ack.parts) if is_inline else 0)
+    """What it stored beside captured data, which lies in the state file as long as it is small."""
+    written = [file for file in ack.shared if _is_written_by(ack.checkpoint, layout.parse_shared_file(file.path))]
+    of_state = [file for file in written if layout.parse_channel_file(file.path) is None]
+    captured_bytes = sum(part.new_inflight_bytes for part in ack.parts) if len(of_state) == len(written) else 0
+    return ack.length - captured_bytes + sum(file.length for file in of_state)
+
+
+def _is_written_by(checkpoint: CheckpointId, folder: layout.CheckpointFolder | None) -> bool:
+    return folder is not None and folder.checkpoint == checkpoint
 
 
 def _by_receiver(stored: Iterable[StoredChannel]) -> dict[SlotIndex, list[StoredChannel]]:

@@ -159,6 +159,10 @@ class _Instance:
             self._home.remove()
             self._home = None
 
+    def __del__(self) -> None:
+        # In order: RocksDB would wait for a folder that is gone.
+        self.close()
+
     def _adopt(self, section: RestoredSection) -> None:
         """Goes on with another instance's files, without the key groups of others."""
         assert self._db is None, "restored before anything is written"

@@ -16,7 +16,7 @@ STATISTICS = "statistics"
 _LOG_DIGITS = 12
 _LOG_ENTRY = re.compile(rf"{LOG}/(\d{{{_LOG_DIGITS}}})")
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
-_CHANNEL_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.channels")
+_SHARED_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.(channels|[0-9a-f]+-\d+\.sst)")
 _STATE_FILE = re.compile(r"(\d+)\.state")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -66,6 +66,11 @@ def channel_file(folder: CheckpointFolder, slot: SlotIndex) -> str:
     return shared_file(f"{folder.checkpoint}-g{folder.generation}-s{slot}.channels")
 
 
+def state_table_file(folder: CheckpointFolder, slot: SlotIndex, name: str) -> str:
+    """A file of a slot's state that never changes; later checkpoints may refer to it, of other slots too."""
+    return shared_file(f"{folder.checkpoint}-g{folder.generation}-s{slot}.{name}")
+
+
 def failed_statistics() -> str:
     """Of the last checkpoints that failed; nothing depends on it."""
     return f"{STATISTICS}/failed.json"
@@ -81,12 +86,17 @@ def parse_log_entry(path: str) -> int | None:
     return None if match is None else int(match.group(1))
 
 
-def parse_channel_file(path: str) -> CheckpointFolder | None:
+def parse_shared_file(path: str) -> CheckpointFolder | None:
     """The checkpoint that wrote a shared file, or None for a path that is not one."""
-    match = _CHANNEL_FILE.fullmatch(path)
+    match = _SHARED_FILE.fullmatch(path)
     if match is None:
         return None
     return CheckpointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))))
+
+
+def parse_channel_file(path: str) -> CheckpointFolder | None:
+    """The same for files of captured data only."""
+    return parse_shared_file(path) if path.endswith(".channels") else None
 
 
 def parse_checkpoint(path: str) -> CheckpointFolder | None:

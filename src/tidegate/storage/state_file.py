@@ -16,8 +16,9 @@ import msgspec
 from tidegate.model.errors import Damaged, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 
-# `state` goes by key groups; `split`, `union`, `broadcast` as their names say; `task` is what a task remembers.
-SectionKind: TypeAlias = Literal["state", "split", "union", "broadcast", "source", "task", "channel"]
+# `state` goes by key groups, and `files` too, with shared files beside it; `split`, `union`, `broadcast` as their names
+# say; `task` is what a task remembers.
+SectionKind: TypeAlias = Literal["state", "files", "split", "union", "broadcast", "source", "task", "channel"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 VERSION = 1

@@ -24,13 +24,13 @@ from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
 from tidegate.protocol.debloat import Debloat, WindowBounds
 from tidegate.protocol.rescale import connections
 from tidegate.protocol.windows import MostAhead
-from tidegate.state.heap import HeapBackend
 from tidegate.worker.gate import Gate, RecoveredWatermarks
 from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
 from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
 from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 from tidegate.worker.slices import Hurry, ProbingSizer, SliceSizer
 from tidegate.worker.source_head import SourceHead
+from tidegate.worker.state_backends import StateBackends
 from tidegate.worker.task import SLICE_TARGET_MS, Task
 from tidegate.worker.task_reports import TaskListener
 
@@ -60,6 +60,7 @@ class TaskBuilder:
     open_calls: OpenCalls
     hurry: Hurry
     table: list[ChannelId]
+    state: StateBackends
     listener: TaskListener
 
     def build(self) -> list[Task]:
@@ -85,7 +86,7 @@ class TaskBuilder:
             key_groups=key_groups,
             clock=self.clock,
             user_code=self.user_code,
-            open_state=lambda: HeapBackend(key_groups),
+            open_state=lambda: self.state.open(key_groups),
             floors=restored.floors,
             open_calls=self.open_calls,
         )

@@ -42,6 +42,7 @@ from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_secti
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
 from tidegate.worker.snapshotting import PART_MARK
+from tidegate.worker.state_files import restored_section
 from tidegate.worker.stored_task import StoredTask, decode_task
 
 NEW_CHANNEL = RecoveredChannel((), Sequence(0))
@@ -66,6 +67,7 @@ class SlotRestore:
     next_sequences: Mapping[ChannelId, Sequence]
     known: list[tuple[ChannelId, Sequence, StoredAt]]
     recovered_bytes: int
+    known_files: Mapping[str, SharedFile] = field(default_factory=dict)
 
 
 NOTHING_TO_RESTORE = SlotRestore({}, {}, {}, [], 0)
@@ -121,6 +123,11 @@ class _Files:
             self._shared[file.path] = memoryview(data)
         return self._shared[file.path]
 
+    def with_files(self, task: TaskId, section: RestoredSection) -> tuple[RestoredSection, dict[str, SharedFile]]:
+        """A section of state that a task stored with files beside it, and those files by their names."""
+        shared = {file.path: file for file in self._of_slot[SlotIndex(task.subtask)].shared}
+        return restored_section(section, shared, self._store)
+
     def parallelism_of(self, vertex: VertexId) -> int:
         return self.manifest.vertex_parallelism[vertex]
 
@@ -137,6 +144,7 @@ class _Restoring:
             for stored in files.manifest.channels
         }
         self._known: list[tuple[ChannelId, Sequence, StoredAt]] = []
+        self._known_files: dict[str, SharedFile] = {}
 
     def restore(self) -> SlotRestore:
         tasks: dict[TaskId, RestoredTask] = {}
@@ -158,6 +166,7 @@ class _Restoring:
             next_sequences=next_sequences,
             known=self._known,
             recovered_bytes=sum(arrived.size_bytes for channel in recovered.values() for arrived in channel.elements),
+            known_files=self._known_files,
         )
 
     # -- tasks
@@ -218,6 +227,10 @@ class _Restoring:
         for kind, subtasks in [*sources, ("broadcast", self._broadcast_from(vertex))]:
             for stored in self._stored(vertex, kind, subtasks):
                 found.setdefault(stored.key.operator, []).append(_restored(stored))
+        for stored in self._stored(vertex, "files", keyed):
+            section, files = self._files.with_files(stored.key.task, _restored(stored))
+            found.setdefault(stored.key.operator, []).append(section)
+            self._known_files.update(files)
         for operator, section in self._split(vertex, split, parallelism):
             found.setdefault(operator, []).append(section)
         return found

@@ -87,7 +87,7 @@ def restore_for(
         return restore_slot(store, deploy.restore_manifest, plan, slot)
     restored = restore_slot(open_location(deploy.restore_location), deploy.restore_manifest, plan, slot)
     # What lies elsewhere belongs to somebody else: this job's checkpoints must not refer to it.
-    return replace(restored, known=[])
+    return replace(restored, known=[], known_files={})
 
 
 def _tell(

@@ -45,6 +45,7 @@ from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slices import Hurry
 from tidegate.worker.snapshotting import SlotSnapshots
+from tidegate.worker.state_backends import open_backends
 from tidegate.worker.task import Task
 from tidegate.worker.task_reports import TaskListener
 
@@ -81,6 +82,7 @@ class SlotTasks:
         self._table = channel_table(settings.plan)
         self._index_of = {channel: index for index, channel in enumerate(self._table)}
         self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}
+        self._state = open_backends(settings.state_backend)
         builder = TaskBuilder(
             settings=settings,
             slot=slot,
@@ -92,13 +94,18 @@ class SlotTasks:
             open_calls=open_calls,
             hurry=self._hurry,
             table=self._table,
+            state=self._state,
             listener=TaskListener(
                 on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),
                 on_closed=lambda task, closed: self._snapshots.on_received(task, closed.checkpoint, closed.captures),
                 on_finished=lambda task: self._snapshots.on_finished(task),
             ),
         )
-        self.tasks = builder.build()
+        try:
+            self.tasks = builder.build()
+        except BaseException:
+            self._state.close()
+            raise
         self._snapshots = SlotSnapshots(
             slot=slot,
             generation=generation,
@@ -112,6 +119,7 @@ class SlotTasks:
             standings=self._task_standings,
         )
         self._snapshots.known.replace(restore.known)
+        self._snapshots.known_files = dict(restore.known_files)
         self._task_of = {task.id.vertex: task for task in self.tasks}
         self._receiving = {
             edge.id: self._task_of[edge.receiver] for edge in settings.plan.edges if edge.receiver in self._task_of
@@ -256,6 +264,8 @@ class SlotTasks:
     def close(self) -> None:
         """Every task, whatever the user's code in one of them raises; the first error is raised at the end."""
         with ExitStack() as stack:
+            stack.callback(self._state.close)
+            stack.callback(self._snapshots.close)
             for task in reversed(self.tasks):
                 stack.callback(task.close)
 

@@ -23,7 +23,8 @@ from tidegate.network.messages import (
 )
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
-from tidegate.state.contract import Redistribution
+from tidegate.state.contract import Redistribution, Section
+from tidegate.state.sst_files import chunks_of
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFileWriter, sum_of
@@ -41,6 +42,7 @@ from tidegate.worker.channel_state import (
 from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import HeldCapture
+from tidegate.worker.state_files import CheckpointFiles
 from tidegate.worker.stored_task import encode_task
 from tidegate.worker.task_reports import TaskSnapshot
 
@@ -77,6 +79,7 @@ class _Assembly:
     has_told_taken: bool = False
     writer: StateFileWriter = field(default_factory=StateFileWriter)
     captures: EncodedCaptures | None = None
+    files: CheckpointFiles = field(default_factory=CheckpointFiles)
     encoding: Iterator[None] | None = None
     is_uploading: bool = False
     is_dropped: bool = False
@@ -85,6 +88,10 @@ class _Assembly:
     encoding_at_ms: float | None = None
     queued_at_ms: float | None = None
     upload: "_UploadTimes" = field(default_factory=lambda: _UploadTimes())
+
+    def drop(self) -> None:
+        # What encodes it refers to it, too: the files of a snapshot would stay until the garbage is collected.
+        self.is_dropped, self.encoding = True, None
 
     def raise_if_dropped(self) -> None:
         if self.is_dropped:
@@ -123,9 +130,12 @@ class _Wanted(Items[Buffer]):
 
 @dataclass(frozen=True, slots=True)
 class _Uploaded:
+    """`captured`: the shared files of captured data, by which elements number them; `state_files` by their names."""
+
     path: str
     file: FileSum
-    shared: list[SharedFile]
+    captured: list[SharedFile]
+    state_files: dict[str, SharedFile]
     async_ms: float
     stored_bytes: int
     storing_ms: float
@@ -172,6 +182,9 @@ class SlotSnapshots:
         self._finished: set[TaskId] = set()
         self.known = KnownElements()
         self._acknowledged: dict[CheckpointId, list[tuple[ChannelId, Sequence, StoredAt]]] = {}
+        # Files of state that the newest completed checkpoint holds, by their names; and those of later ones.
+        self.known_files: dict[str, SharedFile] = {}
+        self._acknowledged_files: dict[CheckpointId, dict[str, SharedFile]] = {}
         self._storage_speed = UNKNOWN_SPEED
         # What sinks prepared for checkpoints that are not known to be complete. Each later checkpoint carries it too:
         # if an earlier one fails, its rows are still committed, and committing them twice changes nothing.
@@ -219,8 +232,9 @@ class SlotSnapshots:
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
         if (assembly := self._assemblies.pop(checkpoint, None)) is not None:
-            assembly.is_dropped = True
+            assembly.drop()
         self._acknowledged.pop(checkpoint, None)
+        self._acknowledged_files.pop(checkpoint, None)
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint - _REMEMBERED_ABORTS}
         self._aborted.add(checkpoint)
 
@@ -233,6 +247,17 @@ class SlotSnapshots:
         told = [found for stored in done.held for found in referable(stored.channel, stored.elements, done.files)]
         self.known.replace([*own, *told])
         self._acknowledged = {later: refs for later, refs in self._acknowledged.items() if later > done.checkpoint}
+        self.known_files = self._acknowledged_files.get(done.checkpoint, {})
+        self._acknowledged_files = {
+            later: files for later, files in self._acknowledged_files.items() if later > done.checkpoint
+        }
+
+    def close(self) -> None:
+        """Ends uploads that are under way: nobody waits for them any more."""
+        for assembly in self._assemblies.values():
+            assembly.drop()
+        self._assemblies.clear()
+        self._last_snapshot.clear()
 
     # -- questions and work
 
@@ -300,11 +325,12 @@ class SlotSnapshots:
         # earlier checkpoints, without which this one could refer to what is about to be deleted.
         is_complete = assembly.is_triggered and all(part.is_complete() for part in assembly.parts.values())
         if is_complete and assembly.encoding is None and not assembly.is_uploading:
-            assembly.encoding = self._encode(assembly)
+            assembly.encoding = self._encode(checkpoint, assembly)
             assembly.encoding_at_ms = self._clock.monotonic_ms()
 
-    def _encode(self, assembly: _Assembly) -> Iterator[None]:
+    def _encode(self, checkpoint: CheckpointId, assembly: _Assembly) -> Iterator[None]:
         """Each step encodes one section, so that the stream goes on in between."""
+        folder = layout.CheckpointFolder(checkpoint, self._generation)
         for task, part in assembly.parts.items():
             snapshot = part.snapshot
             assembly.writer.add(SectionKey(task, -1, "task", "progress"), encode_task(snapshot.progress))
@@ -313,8 +339,12 @@ class SlotSnapshots:
             for number, (operator, section) in enumerate(snapshot.sections):
                 # Numbered: an operator may give its state in several sections of one name.
                 name = f"{section.name}{PART_MARK}{number}"
-                key = SectionKey(task, operator, KIND_OF[section.redistribution], name, section.key_groups)
-                assembly.writer.add(key, *section.pieces())
+                key = SectionKey(task, operator, _kind_of(section), name, section.key_groups)
+                if section.files:
+                    known = self.known_files if assembly.savepoint is None else {}
+                    assembly.writer.add(key, assembly.files.add(section, known=known, folder=folder, slot=self._slot))
+                else:
+                    assembly.writer.add(key, *section.pieces())
                 yield
         captures = CaptureWriter(
             [capture for task, part in assembly.parts.items() for capture in _captured(task, part)],
@@ -352,21 +382,38 @@ class SlotSnapshots:
             assembly.raise_if_dropped()
             store = self._store if savepoint is None else self._open_location(savepoint)
             storing_since_ms = self._clock.monotonic_ms()
+            captured = list(captures.reused)
             stored_bytes = 0
-            shared = list(captures.reused)
             if captures.new_pieces:
                 new_file = layout.channel_file(folder, self._slot)
                 new_sum = sum_of(captures.new_pieces)
                 store.put(new_file, _Wanted(captures.new_pieces, assembly))
-                shared.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
+                captured.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
                 stored_bytes += new_sum.length_bytes
+            state_files = dict(assembly.files.reused)
+            for name, new in assembly.files.new.items():
+                chunks = _Wanted(chunks_of(new.file), assembly)
+                chunks_sum = sum_of(chunks)
+                store.put(new.path, chunks)
+                state_files[name] = SharedFile(new.path, chunks_sum.length_bytes, chunks_sum.crc32)
+                stored_bytes += chunks_sum.length_bytes
             pieces = assembly.writer.finish()
             file = sum_of(pieces)
             store.put(path, _Wanted(pieces, assembly))
             now_ms = self._clock.monotonic_ms()
             stored_bytes += file.length_bytes
             times.storing_ms, times.stored_bytes = now_ms - storing_since_ms, stored_bytes
-            uploaded.append(_Uploaded(path, file, shared, now_ms - started_ms, stored_bytes, now_ms - storing_since_ms))
+            uploaded.append(
+                _Uploaded(
+                    path=path,
+                    file=file,
+                    captured=captured,
+                    state_files=state_files,
+                    async_ms=now_ms - started_ms,
+                    stored_bytes=stored_bytes,
+                    storing_ms=now_ms - storing_since_ms,
+                )
+            )
 
         def then(error: BaseException | None) -> None:
             if self._assemblies.pop(checkpoint, None) is None:
@@ -395,10 +442,11 @@ class SlotSnapshots:
         held_elements: list[StoredChannel] = []
         references: list[tuple[ChannelId, Sequence, StoredAt]] = []
         for capture, section in captures.sections:
-            references += referable(capture.channel, section.elements, uploaded.shared)
-            if capture.side == HELD and uploaded.shared:
+            references += referable(capture.channel, section.elements, uploaded.captured)
+            if capture.side == HELD and uploaded.captured:
                 held_elements.append(StoredChannel(capture.channel, section.elements))
         self._acknowledged[checkpoint] = references
+        self._acknowledged_files[checkpoint] = uploaded.state_files
         received: list[ChannelCapture] = []
         held: list[ChannelCapture] = []
         for part in assembly.parts.values():
@@ -421,12 +469,16 @@ class SlotSnapshots:
                 ],
                 received=received,
                 held=held,
-                shared=uploaded.shared,
+                shared=[*uploaded.captured, *uploaded.state_files.values()],
                 held_elements=held_elements,
                 standing=self._standing(checkpoint, assembly),
                 now_ms=self._clock.monotonic_ms(),
             )
         )
+
+
+def _kind_of(section: Section) -> SectionKind:
+    return "files" if section.files else KIND_OF[section.redistribution]
 
 
 def _as_of(checkpoint: CheckpointId, last: TaskSnapshot) -> TaskSnapshot:

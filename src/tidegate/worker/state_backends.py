@@ -1,0 +1,82 @@
+"""Opens the state backend that a job asks for, for the tasks of one slot in one generation.
+
+Backends on disk get a folder of their own, which is gone once the generation is. Must never import a package that the
+job's backend does not need.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tidegate.model.errors import OptionError
+from tidegate.model.ids import KeyGroupRange
+from tidegate.state.contract import StateBackend
+from tidegate.state.heap import HeapBackend
+from tidegate.state.sst_files import Folder
+
+if TYPE_CHECKING:
+    from tidegate.state.rocksdb import RocksBackend
+
+NEEDS_ROCKSDICT = (
+    "state.backend=rocksdb needs the package rocksdict on the driver and on the executors: "
+    "pip install 'tidegate[rocksdb]', or leave state.backend at heap."
+)
+
+
+class StateBackends(Protocol):
+    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+        """An empty one, for one operator of a task."""
+        ...
+
+    def close(self) -> None:
+        """All that is left of them."""
+        ...
+
+
+def open_backends(name: str) -> StateBackends:
+    match name:
+        case "heap":
+            return HeapBackends()
+        case "rocksdb":
+            return RocksBackends(_local_folder())
+        case _:
+            raise OptionError(f"Option 'state.backend' is {name!r}: use heap or rocksdb.")
+
+
+class HeapBackends:
+    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+        return HeapBackend(key_groups)
+
+    def close(self) -> None:
+        return
+
+
+class RocksBackends:
+    """In a new folder below `folder`; all of them share one bound of memory."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tidegate.state.rocksdb_options import RocksMemory
+        except ImportError as error:
+            raise OptionError(NEEDS_ROCKSDICT) from error
+        self._folder = Folder(Path(tempfile.mkdtemp(prefix="tidegate-state-", dir=folder)))
+        self._memory = RocksMemory()
+        self._opened: list[RocksBackend] = []
+
+    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+        from tidegate.state.rocksdb import RocksBackend
+
+        backend = RocksBackend(key_groups, folder=self._folder.path, memory=self._memory)
+        self._opened.append(backend)
+        return backend
+
+    def close(self) -> None:
+        for backend in self._opened:
+            backend.close()
+        self._folder.remove()
+
+
+def _local_folder() -> Path:
+    # Spark names its own folders to Python workers, and removes them with the application, whatever became of a worker.
+    return Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir())
