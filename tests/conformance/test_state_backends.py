@@ -7,6 +7,7 @@ import pytest
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
+from tidegate.state.sst_files import Folder
 from tidegate.testing.state_suite import StateBackendSuite
 
 
@@ -19,7 +20,7 @@ class TestRocksDb(StateBackendSuite):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
         rocksdb_options = pytest.importorskip("tidegate.state.rocksdb_options", exc_type=ImportError)
-        self._folder = tmp_path
+        self._folder = Folder(tmp_path / "slot")
         self._memory = rocksdb_options.RocksMemory(memory_bytes=8 << 20)
 
     def make_backend(self, key_groups: KeyGroupRange) -> StateBackend:

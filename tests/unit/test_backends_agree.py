@@ -17,6 +17,7 @@ from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
 from tidegate.state.rocksdb import RocksBackend
 from tidegate.state.rocksdb_options import RocksMemory
+from tidegate.state.sst_files import Folder
 from tidegate.testing.state_suite import restored_from
 
 KEY_GROUPS = 8
@@ -36,7 +37,7 @@ changes = st.lists(
 class Job:
     """The subtasks of one operator, each with a backend of either kind."""
 
-    def __init__(self, folder: Path, parallelism: int) -> None:
+    def __init__(self, folder: Folder, parallelism: int) -> None:
         self.ranges = [
             range_of(subtask, parallelism=parallelism, max_parallelism=KEY_GROUPS) for subtask in range(parallelism)
         ]
@@ -76,7 +77,7 @@ class Job:
 @contextmanager
 def jobs(parallelisms: Sequence[int]) -> Iterator[list[Job]]:
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Folder(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         made = [Job(folder, parallelism) for parallelism in parallelisms]
         for job in made:
             stack.callback(job.close)

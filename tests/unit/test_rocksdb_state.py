@@ -14,7 +14,7 @@ from tidegate.state.contract import LocalFile, RestoredSection, Section
 from tidegate.state.heap import HeapBackend
 from tidegate.state.rocksdb import RocksBackend
 from tidegate.state.rocksdb_options import RocksMemory
-from tidegate.state.sst_files import StoredFile, chunks_of
+from tidegate.state.sst_files import Folder, StoredFile, chunks_of
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.state_file import sum_of
 from tidegate.storage.store import LocalFiles
@@ -34,11 +34,12 @@ class Backends:
 
     def __init__(self, folder: Path, memory: RocksMemory) -> None:
         self.folder = folder
+        self._slot = Folder(folder)
         self._memory = memory
         self._made: list[RocksBackend] = []
 
     def new(self, key_groups: KeyGroupRange = ALL, *, restored: Iterable[RestoredSection] = ()) -> RocksBackend:
-        backend = RocksBackend(key_groups, folder=self.folder, memory=self._memory)
+        backend = RocksBackend(key_groups, folder=self._slot, memory=self._memory)
         self._made.append(backend)
         backend.restore(restored)
         return backend

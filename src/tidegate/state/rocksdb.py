@@ -7,6 +7,7 @@ Keys start with their key group, so that those of a range lie together. Must nev
 import secrets
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
@@ -67,7 +68,7 @@ class RocksState:
 class RocksBackend:
     """`StateBackend` on this machine's disk. What it makes in the slot's `folder` goes with it, or with a snapshot."""
 
-    def __init__(self, key_groups: KeyGroupRange, *, folder: Path, memory: RocksMemory) -> None:
+    def __init__(self, key_groups: KeyGroupRange, *, folder: sst_files.Folder, memory: RocksMemory) -> None:
         self._instance = _Instance(key_groups, folder, memory)
         self._states: dict[str, RocksState] = {}
 
@@ -103,10 +104,10 @@ class RocksBackend:
 class _Instance:
     """Opened with the first entry: states that stay empty cost nothing."""
 
-    def __init__(self, key_groups: KeyGroupRange, folder: Path, memory: RocksMemory) -> None:
+    def __init__(self, key_groups: KeyGroupRange, folder: sst_files.Folder, memory: RocksMemory) -> None:
         self.key_groups = key_groups
         self.families: dict[str, Rdict] = {}
-        self._folder = folder
+        self._folder: sst_files.Folder | None = folder
         self._memory = memory
         # Names of an instance's table files are its own: another one's file of the same number is another file.
         self._token = secrets.token_hex(8)
@@ -149,15 +150,11 @@ class _Instance:
         return sum(family.property_int_value(name) or 0 for family in self.families.values() for name in _SIZES)
 
     def close(self) -> None:
-        for family in self.families.values():
-            family.close()
-        self.families.clear()
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+        _close(self._db, self.families)
+        self._db = None
         if self._home is not None:
             self._home.remove()
-            self._home = None
+        self._home = self._folder = None
 
     def __del__(self) -> None:
         # In order: RocksDB would wait for a folder that is gone.
@@ -190,9 +187,7 @@ class _Instance:
             for name, family in families.items():
                 self._copy(_entries(family, wanted.first, wanted.last), name)
         finally:
-            for family in families.values():
-                family.close()
-            db.close()
+            _close(db, families)
             folder.remove()
 
     def _copy(self, entries: Iterator[tuple[bytes, bytes]], name: str) -> None:
@@ -215,7 +210,9 @@ class _Instance:
         return section.key_groups
 
     def _new_folder(self, purpose: str) -> sst_files.Folder:
-        return sst_files.Folder(self._folder / f"{self._token}-{purpose}-{secrets.token_hex(4)}")
+        assert self._folder is not None, "not closed"
+        name = f"{self._token}-{purpose}-{secrets.token_hex(4)}"
+        return sst_files.Folder(self._folder.path / name, inside=self._folder)
 
 
 def _open(folder: Path, memory: RocksMemory, families: dict[str, Options]) -> Rdict:
@@ -233,6 +230,17 @@ def _reopen(folder: Path, memory: RocksMemory) -> tuple[Rdict, dict[str, Rdict]]
         raise Damaged(f"RocksDB cannot read the restored state in {folder} ({error}).") from error
     db = _open(folder, memory, {name: memory.options() for name in names})
     return db, {name: _writable(db.get_column_family(name)) for name in names if name.startswith(_FAMILY_PREFIX)}
+
+
+def _close(db: Rdict | None, families: dict[str, Rdict]) -> None:
+    """What is not written out yet is written out first, for nobody: if that fails, it is closed all the same."""
+    for family in families.values():
+        with suppress(Exception):
+            family.close()
+    families.clear()
+    if db is not None:
+        with suppress(Exception):
+            db.close()
 
 
 def _writable(family: Rdict) -> Rdict:

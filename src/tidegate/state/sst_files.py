@@ -38,10 +38,11 @@ class _Described(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Folder:
-    """A folder that goes with this object."""
+    """A folder that goes with this object, and not before those inside it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, inside: "Folder | None" = None) -> None:
         self.path = path
+        self._inside = inside
         self.remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
 

@@ -53,28 +53,30 @@ class HeapBackends:
 
 
 class RocksBackends:
-    """In a new folder below `folder`; all of them share one bound of memory."""
+    """In a new folder below `folder`, with one bound of memory for all of them."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from tidegate.state.rocksdb_options import RocksMemory
         except ImportError as error:
             raise OptionError(NEEDS_ROCKSDICT) from error
-        self._folder = Folder(Path(tempfile.mkdtemp(prefix="tidegate-state-", dir=folder)))
+        self._folder: Folder | None = Folder(Path(tempfile.mkdtemp(prefix="tidegate-state-", dir=folder)))
         self._memory = RocksMemory()
         self._opened: list[RocksBackend] = []
 
     def open(self, key_groups: KeyGroupRange) -> StateBackend:
         from tidegate.state.rocksdb import RocksBackend
 
-        backend = RocksBackend(key_groups, folder=self._folder.path, memory=self._memory)
+        assert self._folder is not None, "not closed"
+        backend = RocksBackend(key_groups, folder=self._folder, memory=self._memory)
         self._opened.append(backend)
         return backend
 
     def close(self) -> None:
         for backend in self._opened:
             backend.close()
-        self._folder.remove()
+        # Goes with the last snapshot that is being stored.
+        self._folder = None
 
 
 def _local_folder() -> Path:

@@ -45,13 +45,14 @@ def main() -> int:
     arguments = _arguments()
     console = Console(highlight=False, soft_wrap=True)
     if arguments.seed is not None:
-        return _replay(arguments.seed, console)
+        return _replay(arguments.seed, arguments.state_backend, console)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     totals = _Totals()
     started_s = time.monotonic()
     try:
-        with _bar(console, len(seeds)) as bar, outcomes_of(seeds, processes=arguments.processes) as outcomes:
-            for outcome in outcomes:
+        outcomes = outcomes_of(seeds, processes=arguments.processes, state_backend=arguments.state_backend)
+        with _bar(console, len(seeds)) as bar, outcomes as each:
+            for outcome in each:
                 totals.add(outcome)
                 if isinstance(outcome, RunFailure):
                     console.print(str(outcome), markup=False)
@@ -69,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to play")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many play at the same time")
+    parser.add_argument("--state-backend", choices=["heap", "rocksdb"], default="heap", help="where state lives")
     parser.add_argument("--seed", type=int, help="play this one alone and show what happened")
     arguments = parser.parse_args()
     if arguments.seeds < 1 or arguments.processes < 1:
@@ -76,9 +78,9 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _replay(seed: int, console: Console) -> int:
+def _replay(seed: int, state_backend: str, console: Console) -> int:
     prepare_process()
-    outcome = run_seed(seed)
+    outcome = run_seed(seed, state_backend=state_backend)
     match outcome:
         case RunFailure():
             console.print(str(outcome), markup=False)

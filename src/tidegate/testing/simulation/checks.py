@@ -13,7 +13,6 @@ from tidegate.plan.physical import ConnectSpec, JobPlan, TransformWithStateSpec,
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 from tidegate.state.codec import decode
 from tidegate.state.contract import RestoredSection
-from tidegate.state.heap import HeapBackend
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
     CheckpointCompleted,
@@ -27,7 +26,7 @@ from tidegate.storage.job_log import (
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import Store
 from tidegate.testing.simulation.incarnation import Incarnation
-from tidegate.testing.simulation.restored import applied_rules
+from tidegate.testing.simulation.restored import applied_rules, entries_of
 from tidegate.testing.simulation.topologies import Shape, Topology
 from tidegate.testing.simulation.world import SimStore, SimulationFailed, World
 from tidegate.worker.captured import HELD, RECEIVED
@@ -172,14 +171,8 @@ def _keyed_state(
 ) -> dict[int, tuple[Any, ...]]:
     parallelism = plan.parallelism_of(vertex.id)
     groups = range_of(subtask, parallelism=parallelism, max_parallelism=plan.max_parallelism)
-    backend = HeapBackend(groups)
-    backend.restore([section for section in sections if section.key_groups is not None])
     name = "counts" if _counts_windows(vertex) else "seen"
-    found: dict[int, tuple[Any, ...]] = {}
-    for group in range(groups.first, groups.last):
-        for key, value in backend.keyed(name).scan(group):
-            found[decode(key)[0]] = decode(value)
-    return found
+    return {decode(key)[0]: decode(value) for key, value in entries_of(name, sections, groups)}
 
 
 def _counts_windows(vertex: Vertex) -> bool:

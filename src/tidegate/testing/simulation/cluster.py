@@ -362,7 +362,7 @@ class SimCluster:
                 plan=plan,
                 checkpoint_location=self._location,
                 window_bytes=scenario.window_bytes,
-                state_backend="heap",
+                state_backend=scenario.state_backend,
                 active_backpressure=scenario.active_backpressure,
                 checkpoint_interval_ms=scenario.checkpoints.interval_ms,
                 max_concurrent_checkpoints=scenario.checkpoints.max_concurrent,

@@ -19,17 +19,17 @@ Outcome = RunReport | RunFailure
 
 
 @contextmanager
-def outcomes_of(seeds: Sequence[int], *, processes: int) -> Iterator[Iterator[Outcome]]:
+def outcomes_of(seeds: Sequence[int], *, processes: int, state_backend: str = "heap") -> Iterator[Iterator[Outcome]]:
     """As they come, in any order. Leaving early ends the processes."""
     if processes == 1:
         prepare_process()
-        yield map(run_seed, seeds)
+        yield (run_seed(seed, state_backend=state_backend) for seed in seeds)
         return
     # Spawned, not forked: a fork has the locks of threads that it does not have. And it breaks if a process dies.
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_prepare_child)
     try:
         parts = [seeds[at : at + _SEEDS_AT_A_TIME] for at in range(0, len(seeds), _SEEDS_AT_A_TIME)]
-        yield _flat(pool.submit(_play, part) for part in parts)
+        yield _flat(pool.submit(_play, part, state_backend) for part in parts)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -45,8 +45,8 @@ def _prepare_child() -> None:
     prepare_process()
 
 
-def _play(seeds: Sequence[int]) -> list[Outcome]:
-    return [run_seed(seed) for seed in seeds]
+def _play(seeds: Sequence[int], state_backend: str) -> list[Outcome]:
+    return [run_seed(seed, state_backend=state_backend) for seed in seeds]
 
 
 def _flat(parts: "Iterator[Future[list[Outcome]]]") -> Iterator[Outcome]:

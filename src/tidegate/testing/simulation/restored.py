@@ -1,18 +1,18 @@
 """What must be true of what a slot takes over, before its tasks have done anything with it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tidegate.model.ids import SlotIndex, TaskId, range_of
+from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
 from tidegate.plan.nodes import RightSide
 from tidegate.plan.physical import ConnectSpec, JobPlan
 from tidegate.state.codec import decode
 from tidegate.state.contract import RestoredSection
-from tidegate.state.heap import HeapBackend
 from tidegate.testing.simulation.world import SimulationFailed
 from tidegate.worker.restoring import SlotRestore
+from tidegate.worker.state_backends import open_backends
 
 
 def check_restored(restore: SlotRestore, plan: JobPlan, slot: SlotIndex) -> None:
@@ -26,14 +26,26 @@ def check_restored(restore: SlotRestore, plan: JobPlan, slot: SlotIndex) -> None
         known = max(applied_rules(sections), default=0)
         parallelism = plan.parallelism_of(vertex.id)
         groups = range_of(slot, parallelism=parallelism, max_parallelism=plan.max_parallelism)
-        backend = HeapBackend(groups)
-        backend.restore([section for section in sections if section.key_groups is not None])
-        for group in range(groups.first, groups.last):
-            for key, value in backend.keyed("seen").scan(group):
-                if decode(value)[1] > known:
-                    raise SimulationFailed(
-                        f"key {decode(key)} was handled by rule {decode(value)[1]}, of {known} that are restored"
-                    )
+        for key, value in entries_of("seen", sections, groups):
+            if decode(value)[1] > known:
+                raise SimulationFailed(
+                    f"key {decode(key)} was handled by rule {decode(value)[1]}, of {known} that are restored"
+                )
+
+
+def entries_of(
+    name: str, sections: Sequence[RestoredSection], key_groups: KeyGroupRange
+) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of one keyed state, in whatever backend it is."""
+    keyed = [section for section in sections if section.key_groups is not None]
+    backends = open_backends("rocksdb" if any(section.files for section in keyed) else "heap")
+    try:
+        backend = backends.open(key_groups)
+        backend.restore(keyed)
+        for group in range(key_groups.first, key_groups.last):
+            yield from backend.keyed(name).scan(group)
+    finally:
+        backends.close()
 
 
 def applied_rules(sections: list[RestoredSection]) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """Plays seeds and says what came of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidegate.testing.simulation.cluster import SimCluster
 from tidegate.testing.simulation.scenario import Scenario, scenario_of
@@ -32,9 +32,9 @@ class RunFailure:
         return "\n".join([f"seed {self.seed}: {self.reason}", f"  {self.scenario}", *(f"  {t}" for t in self.trace)])
 
 
-def run_seed(seed: int) -> RunReport | RunFailure:
+def run_seed(seed: int, *, state_backend: str = "heap") -> RunReport | RunFailure:
     """The whole life of one job. The same seed gives the same run."""
-    cluster = SimCluster(scenario_of(seed))
+    cluster = SimCluster(replace(scenario_of(seed), state_backend=state_backend))
     try:
         cluster.play()
     except Exception as error:  # whatever production code raises is a finding, with the seed that replays it

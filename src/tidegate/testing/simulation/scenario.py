@@ -46,6 +46,7 @@ class Scenario:
     sink_flaky_rate: float
     leaves_zombies: bool
     cost_switch_rate: float
+    state_backend: str = "heap"
 
 
 def scenario_of(seed: int) -> Scenario:

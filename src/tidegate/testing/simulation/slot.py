@@ -118,6 +118,9 @@ class SimSlot:
         """Without a word: what it had not sent is gone; what it had begun to write may still get through."""
         self.is_alive = False
         self._inbox.clear()
+        if self.tasks is not None:
+            # The system takes back what a process had open; what it had begun to store may still get through.
+            self.tasks._state.close()
         self.tasks = None
 
     def fail_in_user_code(self) -> bool:
