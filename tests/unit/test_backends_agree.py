@@ -57,13 +57,17 @@ class Job:
             else:
                 entries[name, key_group, key] = value
 
-    def take_over(self, old: "Job") -> None:
+    def take_over(self, old: "Job", *, meanwhile: Sequence[Change], entries: Entries) -> None:
+        """From snapshots of the old one, which goes on for a while before they are stored."""
         both: list[tuple[Sequence[StateBackend], Sequence[StateBackend]]] = [
             (self.heap, old.heap),
             (self.rocks, old.rocks),
         ]
-        for new_backends, old_backends in both:
-            snapshots = [restored_from(backend.snapshot()) for backend in old_backends]
+        sections = [[backend.snapshot() for backend in old_backends] for _, old_backends in both]
+        old.change(meanwhile, entries)
+        for (new_backends, old_backends), of_kind in zip(both, sections, strict=True):
+            snapshots = [restored_from(of_subtask) for of_subtask in of_kind]
+            assert entries_of(old_backends) == entries
             for own, backend in zip(self.ranges, new_backends, strict=True):
                 overlapping = [at for at, stored in enumerate(old.ranges) if _meet(own, stored)]
                 backend.restore([section for at in overlapping for section in snapshots[at]])
@@ -103,19 +107,24 @@ def entries_of(backends: Sequence[StateBackend]) -> Entries:
 @settings(max_examples=30, deadline=None)
 @given(
     before=changes,
+    meanwhile=changes,
     between=changes,
     after=changes,
     parallelisms=st.lists(st.integers(1, 4), min_size=3, max_size=3),
 )
 def test_both_hold_the_same_entries_through_any_changes_and_rescales(
-    before: list[Change], between: list[Change], after: list[Change], parallelisms: list[int]
+    before: list[Change],
+    meanwhile: list[Change],
+    between: list[Change],
+    after: list[Change],
+    parallelisms: list[int],
 ) -> None:
     expected: Entries = {}
     with jobs(parallelisms) as (first, second, third):
         first.change(before, expected)
-        second.take_over(first)
+        second.take_over(first, meanwhile=meanwhile, entries=dict(expected))
         second.change(between, expected)
-        third.take_over(second)
+        third.take_over(second, meanwhile=after, entries=dict(expected))
         third.change(after, expected)
         assert entries_of(third.heap) == expected
         assert entries_of(third.rocks) == expected

@@ -1,6 +1,6 @@
 """What RocksDB adds to the conformance suite: files that are stored once, folders that go, state of the heap."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViola
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import LocalFile, RestoredSection, Section
 from tidegate.state.heap import HeapBackend
-from tidegate.state.rocksdb import RocksBackend
+from tidegate.state.rocksdb import MOST_HELD_BYTES, RocksBackend
 from tidegate.state.rocksdb_options import RocksMemory
 from tidegate.state.sst_files import Folder, StoredFile, chunks_of
 from tidegate.storage.manifests import SharedFile
@@ -62,8 +62,13 @@ def fill(backend: RocksBackend, count: int = 2_000) -> None:
         state.put(number % 128, b"key-%d" % number, b"%d" % number)
 
 
+def files_of(section: Section) -> Sequence[LocalFile]:
+    assert section.files is not None
+    return section.files()
+
+
 def names_of(sections: Iterable[Section]) -> set[str]:
-    return {file.name for section in sections for file in section.files}
+    return {file.name for section in sections for file in files_of(section)}
 
 
 def test_a_second_snapshot_has_the_first_ones_files_and_a_small_one_for_what_changed(backends: Backends) -> None:
@@ -73,8 +78,8 @@ def test_a_second_snapshot_has_the_first_ones_files_and_a_small_one_for_what_cha
     backend.keyed("count").put(3, b"another", b"1")
     (second,) = backend.snapshot()
     assert names_of(first) < names_of([second])
-    (new,) = [file for file in second.files if file.name not in names_of(first)]
-    assert new.length_bytes < 4_096 < sum(file.length_bytes for file in first[0].files)
+    (new,) = [file for file in files_of(second) if file.name not in names_of(first)]
+    assert new.length_bytes < 4_096 < sum(file.length_bytes for file in files_of(first[0]))
 
 
 def test_a_snapshot_of_what_did_not_change_has_no_new_file(backends: Backends) -> None:
@@ -103,7 +108,7 @@ def test_a_snapshot_is_on_disk_until_nobody_refers_to_it_also_behind_the_end_of_
     fill(backend)
     sections = backend.snapshot()
     backend.close()
-    (file,) = sections[0].files
+    (file,) = files_of(sections[0])
     assert file.path.read_bytes()
     assert len(list(backends.folder.iterdir())) == 1
     path = file.path
@@ -174,8 +179,70 @@ def test_a_file_that_the_checkpoint_does_not_have_is_damage_and_named(backends: 
     backend = backends.new()
     fill(backend)
     (section,) = backend.snapshot()
-    with pytest.raises(Damaged, match=section.files[0].name):
+    with pytest.raises(Damaged, match=files_of(section)[0].name):
         backends.new(restored=[RestoredSection("sst", ALL, memoryview(section.encode()))])
+
+
+# -- while the files of a snapshot are being made
+
+
+def as_if_in_the_making(backend: RocksBackend) -> list[Section]:
+    """A snapshot whose files are there, but whose backend has not heard of it."""
+    sections = backend.snapshot()
+    names_of(sections)
+    assert backend._making is not None
+    backend._making.is_made = False
+    return sections
+
+
+def test_what_is_written_while_files_are_made_is_read_back_and_not_in_them(backends: Backends) -> None:
+    backend = backends.new()
+    count, other = backend.keyed("count"), backend.keyed("other")
+    count.put(3, b"kept", b"old")
+    count.put(3, b"removed", b"old")
+    sections = as_if_in_the_making(backend)
+    count.put(3, b"kept", b"new")
+    count.delete(3, b"removed")
+    other.put(4, b"k", b"new")
+    backend.keyed("third").put(5, b"k", b"new")
+    assert backend._making is not None, "still held"
+    assert (count.get(3, b"kept"), count.get(3, b"removed"), count.get(3, b"absent")) == (b"new", None, None)
+    assert (other.get(4, b"k"), backend.keyed("third").get(5, b"k")) == (b"new", b"new")
+    assert dict(count.scan(3)) == {b"kept": b"new"}
+    assert backend._making is None, "a scan has waited"
+    assert (count.get(3, b"removed"), other.get(4, b"k")) == (None, b"new")
+    restored = backends.new(restored=restored_from(sections))
+    assert dict(restored.keyed("count").scan(3)) == {b"kept": b"old", b"removed": b"old"}
+    assert restored.keyed("other").get(4, b"k") is None
+    again = backends.new(restored=restored_from(backend.snapshot()))
+    assert (again.keyed("count").get(3, b"kept"), again.keyed("third").get(5, b"k")) == (b"new", b"new")
+
+
+def test_who_writes_too_much_meanwhile_waits_for_the_files(backends: Backends) -> None:
+    backend = backends.new()
+    fill(backend)
+    sections = as_if_in_the_making(backend)
+    state = backend.keyed("count")
+    for number in range(10):
+        state.put(3, b"%d" % number, bytes(MOST_HELD_BYTES // 4))
+        assert backend.held_bytes <= MOST_HELD_BYTES * 5 // 4
+    assert backend._making is None
+    assert all(state.get(3, b"%d" % number) is not None for number in range(10))
+    assert len(sections) == 1
+
+
+def test_files_that_could_not_be_made_are_an_error_of_the_snapshot_and_not_of_the_state(
+    backends: Backends, tmp_path: Path
+) -> None:
+    backend = backends.new()
+    fill(backend)
+    (tmp_path / "a file").touch()
+    backend._instance._folder = Folder(tmp_path / "a file" / "no folder")
+    (section,) = backend.snapshot()
+    with pytest.raises(Exception, match="a file"):
+        files_of(section)
+    backend.keyed("count").put(3, b"k", b"v")
+    assert backend.keyed("count").get(3, b"k") == b"v"
 
 
 # -- in a store
@@ -194,7 +261,7 @@ def test_state_comes_back_from_a_store(backends: Backends, tmp_path: Path) -> No
     backend = backends.new()
     fill(backend)
     (section,) = backend.snapshot()
-    files = {file.name: StoredFile(store, stored_in(store, file)) for file in section.files}
+    files = {file.name: StoredFile(store, stored_in(store, file)) for file in files_of(section)}
     backend.close()
     restored = backends.new(restored=[RestoredSection("sst", ALL, memoryview(section.encode()), files)])
     assert restored.keyed("count").get(1_999 % 128, b"key-1999") == b"1999"
@@ -212,7 +279,7 @@ def test_a_stored_file_that_is_not_the_one_in_the_manifest_is_named(backends: Ba
     store = LocalFiles(tmp_path)
     backend = backends.new()
     fill(backend)
-    file = stored_in(store, backend.snapshot()[0].files[0])
+    file = stored_in(store, files_of(backend.snapshot()[0])[0])
     content = store.read(file.path)
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1

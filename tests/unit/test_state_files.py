@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,6 @@ from tidegate.model.ids import (
     EdgeId,
     Generation,
     KeyGroupRange,
-    Sequence,
     SlotIndex,
     TaskId,
     range_of,
@@ -45,7 +44,7 @@ class Tables:
     def section(self, *numbers: int, key_groups: KeyGroupRange = KeyGroupRange(0, 4)) -> Section:  # noqa: B008
         keeper = Keeper()
         files = [self._file(number, keeper) for number in numbers]
-        return Section("sst", key_groups, lambda: b"what they make up", files=tuple(files))
+        return Section("sst", key_groups, lambda: b"what they make up", files=lambda: files)
 
     def _file(self, number: int, keeper: Keeper) -> LocalFile:
         path = self._folder / f"{number}"
@@ -61,6 +60,11 @@ def tables(tmp_path: Path) -> Tables:
 @pytest.fixture
 def slot(tmp_path: Path) -> Slot:
     return Slot(LocalFiles(tmp_path / "chk"))
+
+
+def files_of(section: Section) -> Sequence[LocalFile]:
+    assert section.files is not None
+    return section.files()
 
 
 def file_of(checkpoint: int, number: int) -> str:
@@ -111,7 +115,7 @@ def test_captured_data_keeps_its_numbers_beside_files_of_state(slot: Slot, table
 
 def test_receivers_elsewhere_are_told_of_captured_data_alone(slot: Slot, tables: Tables) -> None:
     ack = slot.take(1, element(1), held=[7], sections=[tables.section(1, 2)])
-    there = StoredChannel(ChannelId(EdgeId(1), 0, 3), [StoredElement(Sequence(7), 0, 0, 0, 10)])
+    there = StoredChannel(ChannelId(EdgeId(1), 0, 3), [StoredElement(element(7).sequence, 0, 0, 0, 10)])
     underway = Underway(CheckpointId(1), 0.0, 0)
     underway.acknowledged[SlotIndex(0)] = msgspec.structs.replace(ack, held_elements=[there])
     underway.acknowledged[SlotIndex(1)] = msgspec.structs.replace(ack, held_elements=[there])
@@ -140,7 +144,7 @@ def without_garbage_collection() -> Iterator[None]:
 @pytest.mark.usefixtures("without_garbage_collection")
 def test_a_snapshot_is_let_go_of_with_its_checkpoint_done_or_not(slot: Slot, tables: Tables) -> None:
     stored, aborted, open_one = (tables.section(number) for number in (1, 2, 3))
-    keepers = [weakref.ref(section.files[0].keeper) for section in (stored, aborted, open_one)]
+    keepers = [weakref.ref(files_of(section)[0].keeper) for section in (stored, aborted, open_one)]
     slot.take(1, sections=[stored])
     slot.begin(2, sections=[aborted])
     slot.snapshots.on_abort(CheckpointId(2))

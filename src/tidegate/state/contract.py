@@ -41,14 +41,17 @@ class Section:
 
     Taking it is the synchronous part and must be quick; `encoder` runs afterwards, between steps of the stream,
     and must give the bytes of the moment the section was taken whatever was written since. What it gave must not
-    change either, until nobody refers to it. `files` belong to it too, and need not be stored again if they are.
+    change either, until nobody refers to it.
+
+    `files`: those that belong to it and need not be stored again if they are. Asking for them may take its time, and
+    so may the encoder of such a section: both are called beside the loop.
     """
 
     name: str
     key_groups: KeyGroupRange | None
     encoder: Callable[[], Encoded]
     redistribution: Redistribution = Redistribution.KEYED
-    files: tuple[LocalFile, ...] = ()
+    files: Callable[[], Sequence[LocalFile]] | None = None
 
     def pieces(self) -> Sequence[memoryview]:
         """One after the other they are the section."""

@@ -1,45 +1,56 @@
 """Keyed state in RocksDB: larger than memory, and snapshots that store only what changed.
 
 One instance for all states of one operator in one subtask, with a column family for each state that has had an entry.
-Keys start with their key group, so that those of a range lie together. Must never write to the folder of a snapshot.
+While the files of a snapshot are being made, writes wait in memory, and are seen by readers there: they must never get
+into the snapshot.
 """
 
-import secrets
-import struct
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import islice
-from pathlib import Path
+from typing import NoReturn
 from urllib.parse import quote
 
-from rocksdict import Checkpoint, Options, Rdict, RdictIter, ReadOptions, WriteBatch
-
-from tidegate.model.errors import Damaged, ProtocolViolation
+from tidegate.model.errors import DidNotHappen, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state import sst_files
 from tidegate.state.contract import RestoredSection, Section
 from tidegate.state.heap import read_section
-from tidegate.state.rocksdb_options import RocksMemory, without_log
+from tidegate.state.rocksdb_instance import (
+    FAMILY_PREFIX,
+    CheckpointInTheMaking,
+    RocksInstance,
+    entries_of,
+    prefix_of,
+)
+from tidegate.state.rocksdb_options import RocksMemory
 
-_GROUP = struct.Struct(">H")
-_GROUP_BYTES = _GROUP.size
-_FAMILY_PREFIX = "keyed/"
-# Entries of another instance are taken over in pieces of this size.
-_BATCH_ENTRIES = 4096
-_SIZES = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+# Who writes more than this while the files of a snapshot are being made waits for them.
+MOST_HELD_BYTES = 8 << 20
+_PREFIX_BYTES = len(prefix_of(0))
 
 
 class RocksState:
-    def __init__(self, name: str, instance: "_Instance") -> None:
+    """`held`: writes since a snapshot whose files are being made, by whole keys; None deletes."""
+
+    def __init__(self, name: str, instance: RocksInstance, backend: "RocksBackend") -> None:
         self._name = name
         self._instance = instance
-        self._family = instance.families.get(_family_name(name))
+        self._backend = backend
+        self._family_name = _family_name(name)
+        self._family = instance.families.get(self._family_name)
+        self.held: dict[bytes, bytes | None] | None = None
 
     def get(self, key_group: int, key: bytes) -> bytes | None:
-        family = self._family
-        if family is None:
+        stored_key = prefix_of(key_group) + key
+        if self.held is not None:
+            self._backend.let_go()
+            if self.held is not None and stored_key in self.held:
+                return self.held[stored_key]
+        if self._family is None:
             return None
-        value: bytes | None = family.get(_GROUP.pack(key_group) + key)
+        try:
+            value: bytes | None = self._family.get(stored_key)
+        except Exception as error:
+            self._fail("read", error)
         return value
 
     def put(self, key_group: int, key: bytes, value: bytes) -> None:
@@ -48,38 +59,94 @@ class RocksState:
                 f"State {self._name!r} got a key of key group {key_group}, but this subtask owns "
                 f"{self._instance.key_groups.first} to {self._instance.key_groups.last - 1}."
             )
-        if self._family is None:
-            self._family = self._instance.family(_family_name(self._name))
-        self._family[_GROUP.pack(key_group) + key] = value
+        stored_key = prefix_of(key_group) + key
+        if self._holds(stored_key, value):
+            return
+        try:
+            if self._family is None:
+                self._family = self._instance.family(self._family_name)
+            self._family[stored_key] = value
+        except Exception as error:
+            self._fail("written", error)
 
     def delete(self, key_group: int, key: bytes) -> None:
-        if self._family is not None:
-            del self._family[_GROUP.pack(key_group) + key]
+        stored_key = prefix_of(key_group) + key
+        if self._holds(stored_key, None) or self._family is None:
+            return
+        try:
+            del self._family[stored_key]
+        except Exception as error:
+            self._fail("written", error)
 
     def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
+        if self.held is not None:
+            self._backend.settle()
         if self._family is None:
             return iter(())
-        return ((key[_GROUP_BYTES:], value) for key, value in _entries(self._family, key_group, key_group + 1))
+        return self._walk(entries_of(self._family, key_group, key_group + 1))
+
+    def write_held(self) -> None:
+        """Once the files of the snapshot are made."""
+        if self.held:
+            try:
+                self._instance.write(self._family_name, self.held.items())
+            except Exception as error:
+                self._fail("written", error)
+            self._family = self._instance.families[self._family_name]
+        self.held = None
 
     def forget_family(self) -> None:
-        self._family = None
+        self._family = self.held = None
+
+    def _holds(self, stored_key: bytes, value: bytes | None) -> bool:
+        if self.held is None:
+            return False
+        self._backend.let_go()
+        if self.held is None:
+            return False
+        self.held[stored_key] = value
+        self._backend.held_bytes += len(stored_key) + (0 if value is None else len(value))
+        return True
+
+    def _walk(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            for key, value in entries:
+                yield key[_PREFIX_BYTES:], value
+        except Exception as error:
+            self._fail("read", error)
+
+    def _fail(self, done: str, error: Exception) -> NoReturn:
+        # The package raises nothing more precise; and it must not be taken for an error of the user's code.
+        raise DidNotHappen(f"State {self._name!r} in RocksDB could not be {done}: {error}.") from error
 
 
 class RocksBackend:
     """`StateBackend` on this machine's disk. What it makes in the slot's `folder` goes with it, or with a snapshot."""
 
     def __init__(self, key_groups: KeyGroupRange, *, folder: sst_files.Folder, memory: RocksMemory) -> None:
-        self._instance = _Instance(key_groups, folder, memory)
+        self._instance = RocksInstance(key_groups, folder, memory)
         self._states: dict[str, RocksState] = {}
+        self._making: CheckpointInTheMaking | None = None
+        self.held_bytes = 0
 
     def keyed(self, name: str) -> RocksState:
         state = self._states.get(name)
         if state is None:
-            state = self._states[name] = RocksState(name, self._instance)
+            state = self._states[name] = RocksState(name, self._instance, self)
+            state.held = None if self._making is None else {}
         return state
 
     def snapshot(self) -> list[Section]:
-        return self._instance.snapshot()
+        self.settle()
+        begun = self._instance.begin_checkpoint()
+        if begun is None:
+            return []
+        self._making, folder = begun
+        for state in self._states.values():
+            state.held = {}
+        return [
+            sst_files.section_of(folder, self._making.result, self._instance.key_groups, self._instance.content_names())
+        ]
 
     def restore(self, sections: Iterable[RestoredSection]) -> None:
         """Before any state is asked for. Also takes what the heap backend stored."""
@@ -88,193 +155,40 @@ class RocksBackend:
         for section in given:
             if section.name != sst_files.SECTION:
                 name, entries = read_section(section, self._instance.key_groups)
-                state = self.keyed(name)
-                for key_group, key, value in entries:
-                    state.put(key_group, key, value)
+                self._instance.write(
+                    _family_name(name), ((prefix_of(key_group) + key, value) for key_group, key, value in entries)
+                )
 
     def size_bytes(self) -> int:
-        return self._instance.size_bytes()
+        return self._instance.size_bytes() + self.held_bytes
 
     def close(self) -> None:
+        if self._making is not None:
+            self._making.wait()
+            self._making = None
         for state in self._states.values():
             state.forget_family()
         self._instance.close()
-
-
-class _Instance:
-    """Opened with the first entry: states that stay empty cost nothing."""
-
-    def __init__(self, key_groups: KeyGroupRange, folder: sst_files.Folder, memory: RocksMemory) -> None:
-        self.key_groups = key_groups
-        self.families: dict[str, Rdict] = {}
-        self._folder: sst_files.Folder | None = folder
-        self._memory = memory
-        # Names of an instance's table files are its own: another one's file of the same number is another file.
-        self._token = secrets.token_hex(8)
-        self._adopted: dict[str, str] = {}
-        self._snapshots = 0
-        self._home: sst_files.Folder | None = None
-        self._db: Rdict | None = None
-
-    def family(self, name: str) -> Rdict:
-        """Made empty if it is not there yet."""
-        family = self.families.get(name)
-        if family is None:
-            if self._db is None:
-                self._home = self._new_folder("db")
-                self._db = _open(self._home.path, self._memory, {})
-            family = self.families[name] = _writable(self._db.create_column_family(name, self._memory.options()))
-        return family
-
-    def snapshot(self) -> list[Section]:
-        if self._db is None:
-            return []
-        # First, because it lets other threads run meanwhile; making the checkpoint has nothing left to write then.
-        for family in self.families.values():
-            family.flush()
-        self._snapshots += 1
-        folder = self._new_folder(f"snapshot-{self._snapshots}")
-        Checkpoint(self._db).create_checkpoint(str(folder.path))
-        return [sst_files.section_of(folder, self.key_groups, self._content_name)]
-
-    def restore(self, sections: list[RestoredSection]) -> None:
-        if not sections:
-            return
-        base = max(sections, key=lambda section: _length(_overlap(self._range_of(section), self.key_groups)))
-        self._adopt(base)
-        for section in sections:
-            if section is not base:
-                self._take_over(section)
-
-    def size_bytes(self) -> int:
-        return sum(family.property_int_value(name) or 0 for family in self.families.values() for name in _SIZES)
-
-    def close(self) -> None:
-        _close(self._db, self.families)
-        self._db = None
-        if self._home is not None:
-            self._home.remove()
-        self._home = self._folder = None
 
     def __del__(self) -> None:
         # In order: RocksDB would wait for a folder that is gone.
         self.close()
 
-    def _adopt(self, section: RestoredSection) -> None:
-        """Goes on with another instance's files, without the key groups of others."""
-        assert self._db is None, "restored before anything is written"
-        self._home = self._new_folder("db")
-        self._adopted = sst_files.lay_out(section, self._home.path)
-        self._db, self.families = _reopen(self._home.path, self._memory)
-        stored, own = self._range_of(section), self.key_groups
-        for family in self.families.values():
-            for first, last in (
-                (stored.first, min(own.first, stored.last)),
-                (max(own.last, stored.first), stored.last),
-            ):
-                if first < last:
-                    family.delete_range(_GROUP.pack(first), _GROUP.pack(last))
+    def let_go(self) -> None:
+        """Writes what is held if it may be written by now, or if there is too much of it to wait on."""
+        if self._making is None or self._making.is_made or self.held_bytes >= MOST_HELD_BYTES:
+            self.settle()
 
-    def _take_over(self, section: RestoredSection) -> None:
-        """Copies the entries of the key groups that are now in this subtask."""
-        wanted = _overlap(self._range_of(section), self.key_groups)
-        if not _length(wanted):
-            return
-        folder = self._new_folder("other")
-        sst_files.lay_out(section, folder.path)
-        db, families = _reopen(folder.path, self._memory)
-        try:
-            for name, family in families.items():
-                self._copy(_entries(family, wanted.first, wanted.last), name)
-        finally:
-            _close(db, families)
-            folder.remove()
-
-    def _copy(self, entries: Iterator[tuple[bytes, bytes]], name: str) -> None:
-        # A few at a time: what is in one batch is in memory, and counted nowhere.
-        while piece := list(islice(entries, _BATCH_ENTRIES)):
-            self.family(name)
-            assert self._db is not None, "opened with its first family"
-            batch = WriteBatch(raw_mode=True)
-            batch.set_default_column_family(self._db.get_column_family_handle(name))
-            for key, value in piece:
-                batch.put(key, value)
-            self._db.write(batch, without_log())
-
-    def _content_name(self, table: str) -> str:
-        return self._adopted.get(table) or f"{self._token}-{table}"
-
-    def _range_of(self, section: RestoredSection) -> KeyGroupRange:
-        if section.key_groups is None:
-            raise Damaged("Stored RocksDB state does not say its key groups: restore from an older checkpoint.")
-        return section.key_groups
-
-    def _new_folder(self, purpose: str) -> sst_files.Folder:
-        assert self._folder is not None, "not closed"
-        name = f"{self._token}-{purpose}-{secrets.token_hex(4)}"
-        return sst_files.Folder(self._folder.path / name, inside=self._folder)
-
-
-def _open(folder: Path, memory: RocksMemory, families: dict[str, Options]) -> Rdict:
-    try:
-        return Rdict(str(folder), memory.options(), column_families=families or None)
-    except Exception as error:
-        # The package raises nothing more precise.
-        raise Damaged(f"RocksDB cannot open the state in {folder} ({error}).") from error
-
-
-def _reopen(folder: Path, memory: RocksMemory) -> tuple[Rdict, dict[str, Rdict]]:
-    try:
-        names = Rdict.list_cf(str(folder), memory.options())
-    except Exception as error:
-        raise Damaged(f"RocksDB cannot read the restored state in {folder} ({error}).") from error
-    db = _open(folder, memory, {name: memory.options() for name in names})
-    return db, {name: _writable(db.get_column_family(name)) for name in names if name.startswith(_FAMILY_PREFIX)}
-
-
-def _close(db: Rdict | None, families: dict[str, Rdict]) -> None:
-    """What is not written out yet is written out first, for nobody: if that fails, it is closed all the same."""
-    for family in families.values():
-        with suppress(Exception):
-            family.close()
-    families.clear()
-    if db is not None:
-        with suppress(Exception):
-            db.close()
-
-
-def _writable(family: Rdict) -> Rdict:
-    family.set_write_options(without_log())
-    return family
-
-
-def _entries(family: Rdict, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
-    """Of these key groups, as they are at the moment of the call, with their whole keys."""
-    bounds = ReadOptions()
-    bounds.set_iterate_upper_bound(_GROUP.pack(last))
-    iterator = family.iter(bounds)
-    iterator.seek(_GROUP.pack(first))
-    return _walk(iterator, bounds)
-
-
-def _walk(iterator: RdictIter, bounds: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
-    """`bounds` must live as long as the iterator, which points into it."""
-    while iterator.valid():
-        yield iterator.key(), iterator.value()
-        iterator.next()
-    # One that cannot read on ends like one that is through: only this tells them apart.
-    iterator.status()
-    del bounds
+    def settle(self) -> None:
+        """Writes what is held, once it may be written."""
+        if self._making is not None:
+            self._making.wait()
+            self._making = None
+        for state in self._states.values():
+            state.write_held()
+        self.held_bytes = 0
 
 
 def _family_name(state: str) -> str:
     # A name of RocksDB's ends at a zero byte, and `default` is taken.
-    return _FAMILY_PREFIX + quote(state, safe="/?")
-
-
-def _overlap(one: KeyGroupRange, other: KeyGroupRange) -> KeyGroupRange:
-    return KeyGroupRange(max(one.first, other.first), min(one.last, other.last))
-
-
-def _length(groups: KeyGroupRange) -> int:
-    return max(0, groups.last - groups.first)
+    return FAMILY_PREFIX + quote(state, safe="/?")

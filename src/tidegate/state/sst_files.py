@@ -5,11 +5,10 @@ Must never keep a file on disk that nobody refers to, and never remove one that 
 """
 
 import mmap
-import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -46,18 +45,36 @@ class Folder:
         self.remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
 
-def section_of(folder: Folder, key_groups: KeyGroupRange, name_of: Callable[[str], str]) -> Section:
-    """Of a folder that holds a checkpoint of an instance; `name_of` a table file, for its content."""
-    tables = {entry.name: entry for entry in os.scandir(folder.path) if entry.name.endswith(_TABLE_SUFFIX)}
-    names = {table: name_of(table) for table in sorted(tables)}
-    files = tuple(
-        LocalFile(names[table], Path(tables[table].path), tables[table].stat().st_size, folder) for table in names
-    )
-    return Section(SECTION, key_groups, lambda: _describe(folder, names), files=files)
+@dataclass(frozen=True, slots=True)
+class ContentNames:
+    """Of the table files of an instance, by the numbers that RocksDB gives them: its own, and those it took over."""
+
+    token: str
+    adopted: Mapping[str, str]
+
+    def of(self, table: str) -> str:
+        return self.adopted.get(table) or f"{self.token}-{table}"
 
 
-def _describe(folder: Folder, tables: dict[str, str]) -> bytes:
-    small = {file.name: file.read_bytes() for file in folder.path.iterdir() if file.name.startswith(_SMALL_FILES)}
+def section_of(folder: Folder, wait: Callable[[], None], key_groups: KeyGroupRange, names: ContentNames) -> Section:
+    """Of a folder that holds a checkpoint of an instance, once `wait` is through."""
+
+    def files() -> tuple[LocalFile, ...]:
+        wait()
+        tables = sorted(folder.path.glob(f"*{_TABLE_SUFFIX}"))
+        return tuple(LocalFile(names.of(table.name), table, table.stat().st_size, folder) for table in tables)
+
+    def description() -> bytes:
+        wait()
+        return _describe(folder, names)
+
+    return Section(SECTION, key_groups, description, files=files)
+
+
+def _describe(folder: Folder, names: ContentNames) -> bytes:
+    present = {file.name: file for file in folder.path.iterdir()}
+    tables = {name: names.of(name) for name in sorted(present) if name.endswith(_TABLE_SUFFIX)}
+    small = {name: file.read_bytes() for name, file in present.items() if name.startswith(_SMALL_FILES)}
     return msgspec.msgpack.encode(_Described(tables, small))
 
 

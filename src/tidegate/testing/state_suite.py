@@ -19,7 +19,10 @@ def restored_from(sections: Iterable[Section]) -> list[RestoredSection]:
             each.name,
             each.key_groups,
             memoryview(each.encode()),
-            {file.name: partial(_write, file.path.read_bytes()) for file in each.files},
+            {
+                file.name: partial(_write, file.path.read_bytes())
+                for file in (each.files() if each.files is not None else ())
+            },
         )
         for each in sections
     ]

@@ -1,6 +1,6 @@
 """A slot's part of each checkpoint: gathers snapshots, encodes between steps, uploads behind, acknowledges."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import overload
@@ -79,7 +79,9 @@ class _Assembly:
     has_told_taken: bool = False
     writer: StateFileWriter = field(default_factory=StateFileWriter)
     captures: EncodedCaptures | None = None
-    files: CheckpointFiles = field(default_factory=CheckpointFiles)
+    # Sections with files: what they are is known once somebody has waited for it, beside the loop.
+    with_files: list[tuple[SectionKey, Section]] = field(default_factory=list)
+    known_files: Mapping[str, SharedFile] = field(default_factory=dict)
     encoding: Iterator[None] | None = None
     is_uploading: bool = False
     is_dropped: bool = False
@@ -325,12 +327,12 @@ class SlotSnapshots:
         # earlier checkpoints, without which this one could refer to what is about to be deleted.
         is_complete = assembly.is_triggered and all(part.is_complete() for part in assembly.parts.values())
         if is_complete and assembly.encoding is None and not assembly.is_uploading:
-            assembly.encoding = self._encode(checkpoint, assembly)
+            assembly.encoding = self._encode(assembly)
             assembly.encoding_at_ms = self._clock.monotonic_ms()
 
-    def _encode(self, checkpoint: CheckpointId, assembly: _Assembly) -> Iterator[None]:
+    def _encode(self, assembly: _Assembly) -> Iterator[None]:
         """Each step encodes one section, so that the stream goes on in between."""
-        folder = layout.CheckpointFolder(checkpoint, self._generation)
+        assembly.known_files = self.known_files if assembly.savepoint is None else {}
         for task, part in assembly.parts.items():
             snapshot = part.snapshot
             assembly.writer.add(SectionKey(task, -1, "task", "progress"), encode_task(snapshot.progress))
@@ -340,11 +342,10 @@ class SlotSnapshots:
                 # Numbered: an operator may give its state in several sections of one name.
                 name = f"{section.name}{PART_MARK}{number}"
                 key = SectionKey(task, operator, _kind_of(section), name, section.key_groups)
-                if section.files:
-                    known = self.known_files if assembly.savepoint is None else {}
-                    assembly.writer.add(key, assembly.files.add(section, known=known, folder=folder, slot=self._slot))
-                else:
-                    assembly.writer.add(key, *section.pieces())
+                if section.files is not None:
+                    assembly.with_files.append((key, section))
+                    continue
+                assembly.writer.add(key, *section.pieces())
                 yield
         captures = CaptureWriter(
             [capture for task, part in assembly.parts.items() for capture in _captured(task, part)],
@@ -380,6 +381,10 @@ class SlotSnapshots:
             times.sink_ms = self._clock.monotonic_ms() - times.began_at_ms
             times.is_storing = True
             assembly.raise_if_dropped()
+            files = CheckpointFiles(folder, self._slot, assembly.known_files)
+            for key, section in assembly.with_files:
+                assert section.files is not None
+                assembly.writer.add(key, files.add(section, section.files()))
             store = self._store if savepoint is None else self._open_location(savepoint)
             storing_since_ms = self._clock.monotonic_ms()
             captured = list(captures.reused)
@@ -390,8 +395,8 @@ class SlotSnapshots:
                 store.put(new_file, _Wanted(captures.new_pieces, assembly))
                 captured.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
                 stored_bytes += new_sum.length_bytes
-            state_files = dict(assembly.files.reused)
-            for name, new in assembly.files.new.items():
+            state_files = dict(files.reused)
+            for name, new in files.new.items():
                 chunks = _Wanted(chunks_of(new.file), assembly)
                 chunks_sum = sum_of(chunks)
                 store.put(new.path, chunks)
@@ -478,7 +483,7 @@ class SlotSnapshots:
 
 
 def _kind_of(section: Section) -> SectionKind:
-    return "files" if section.files else KIND_OF[section.redistribution]
+    return KIND_OF[section.redistribution] if section.files is None else "files"
 
 
 def _as_of(checkpoint: CheckpointId, last: TaskSnapshot) -> TaskSnapshot:

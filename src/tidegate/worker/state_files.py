@@ -4,7 +4,7 @@ A checkpoint refers to files of the newest completed one and to its own; a savep
 be deleted is decided elsewhere, from what the manifests say.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,22 +33,23 @@ class NewFile:
 
 @dataclass(slots=True)
 class CheckpointFiles:
-    """The files of all sections of one slot in one checkpoint."""
+    """The files of all sections of one slot in one checkpoint. `known` is what it may refer to."""
 
+    folder: layout.CheckpointFolder
+    slot: SlotIndex
+    known: Mapping[str, SharedFile]
     reused: dict[str, SharedFile] = field(default_factory=dict)
     new: dict[str, NewFile] = field(default_factory=dict)
 
-    def add(
-        self, section: Section, *, known: Mapping[str, SharedFile], folder: layout.CheckpointFolder, slot: SlotIndex
-    ) -> bytes:
+    def add(self, section: Section, files: Sequence[LocalFile]) -> bytes:
         """The section as it is stored."""
-        for file in section.files:
-            stored = known.get(file.name)
+        for file in files:
+            stored = self.known.get(file.name)
             if stored is None:
-                self.new[file.name] = NewFile(file, layout.state_table_file(folder, slot, file.name))
+                self.new[file.name] = NewFile(file, layout.state_table_file(self.folder, self.slot, file.name))
             else:
                 self.reused[file.name] = stored
-        paths = {file.name: self._path_of(file.name) for file in section.files}
+        paths = {file.name: self._path_of(file.name) for file in files}
         return msgspec.msgpack.encode(StoredFileSection(bytes(section.encode()), paths))
 
     def _path_of(self, name: str) -> str:
