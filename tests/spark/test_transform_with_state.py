@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "k string, ts timestamp, v long"
 _names = itertools.count()
+HAS_ROCKSDB = find_spec("rocksdict") is not None
+needs_rocksdb = pytest.mark.skipif(not HAS_ROCKSDB, reason="needs the extra rocksdb")
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -118,6 +121,8 @@ def test_value_list_and_map_state_are_sparks(spark: SparkSession, tmp_path: Path
     put(tmp_path / "in", numbered(0, 100))
     ours = rows_of(everything(stream(spark, tmp_path / "in")))
     assert sum(ours.values()) == 100
+    if HAS_ROCKSDB:
+        assert ours == rows_of(everything(stream(spark, tmp_path / "in")), **{"state.backend": "rocksdb"})
     assert ours == sparks_rows(everything(stream(spark, tmp_path / "in")), tmp_path / "theirs")
 
 
@@ -169,8 +174,11 @@ def test_event_time_timers_fire_for_the_rows_for_which_sparks_do(spark: SparkSes
     assert ours == sparks_rows(alarms(stream(spark, tmp_path / "in")), tmp_path / "theirs")
 
 
-def test_timers_lists_and_maps_survive_a_restart_at_another_parallelism(spark: SparkSession, tmp_path: Path) -> None:
-    chk = {"checkpointLocation": str(tmp_path / "chk")}
+@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=needs_rocksdb)])
+def test_timers_lists_and_maps_survive_a_restart_at_another_parallelism(
+    spark: SparkSession, tmp_path: Path, backend: str
+) -> None:
+    chk = {"checkpointLocation": str(tmp_path / "chk"), "state.backend": backend}
     put(tmp_path / "in", spread(0, 100))
     first = rows_of(alarms(stream(spark, tmp_path / "in")), parallelism=2, **chk)
     put(tmp_path / "in", spread(100, 50))

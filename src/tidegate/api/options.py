@@ -270,6 +270,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "state.backend.type",
         ),
         OptionSpec(
+            "state.rocksdb.memory",
+            "128MiB",
+            _size,
+            "with state.backend rocksdb: bytes of a slot's state that are in memory",
+            "state.backend.rocksdb.memory.fixed-per-slot",
+        ),
+        OptionSpec(
             "restore.from",
             None,
             _text,
@@ -355,6 +362,7 @@ class QueryOptions:
     advertised_host: str | None
     ports: str
     state_backend: str
+    state_memory_bytes: int
     restore_from: str | None
     rollback: SinkRollback
     restart: RestartStrategy
@@ -419,6 +427,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         advertised_host=read("network.advertisedHost"),
         ports=read("network.ports"),
         state_backend=read("state.backend"),
+        state_memory_bytes=_positive("state.rocksdb.memory", read),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),

@@ -338,6 +338,7 @@ class DataStreamWriter:
                 window_bytes=options.window_bytes,
                 network_memory_bytes=options.network_memory_bytes,
                 state_backend=options.state_backend,
+                state_memory_bytes=options.state_memory_bytes,
                 guarantee=options.guarantee,
                 active_backpressure=options.active_backpressure,
                 checkpoint_interval_ms=options.checkpoints.interval_ms,

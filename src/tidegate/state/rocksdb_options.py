@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, WriteBufferManager, WriteOptions
 
-# Of all that the instances of one slot keep in memory: read blocks, indexes, filters, and what is not written out yet.
-MEMORY_BYTES = 128 << 20
-# The part of it that writes may take.
+# The part of the memory that what is not written out yet may take; the rest is for what was read.
 _WRITE_SHARE = 0.25
 # A snapshot waits until this much per state, at the most, is written out: small, so that it does not wait long.
 _WRITE_BUFFER_BYTES = 4 << 20
@@ -23,7 +21,7 @@ _MANIFEST_BYTES = 256 << 10
 class RocksMemory:
     """What all instances of a slot share; its bound holds for all of them together."""
 
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int
     cache: Cache = field(init=False)
     buffers: WriteBufferManager = field(init=False)
 

@@ -20,13 +20,16 @@ START_WINDOW_BYTES = 16 << 10
 NETWORK_MEMORY_BYTES = 64 << 20
 # Captures smaller than this in one slot are not worth a file of their own; the next checkpoint writes them again.
 INLINE_BELOW_BYTES = 20 << 10
+# Read blocks, indexes, filters, and what is not written out yet.
+STATE_MEMORY_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSettings:
     """`debloat_target_ms`: windows follow what a gate consumes in that time; None leaves them as they are.
 
-    `network_memory_bytes` bounds the windows of all channels into a slot together.
+    `network_memory_bytes` bounds the windows of all channels into a slot together, `state_memory_bytes` what backends
+    on disk have in memory for all tasks of the slot.
     """
 
     plan: JobPlan
@@ -43,6 +46,7 @@ class SlotSettings:
     watermark_interval_ms: float = WATERMARK_INTERVAL_MS
     idle_after_ms: float | None = IDLE_AFTER_MS
     inline_below_bytes: int = INLINE_BELOW_BYTES
+    state_memory_bytes: int = STATE_MEMORY_BYTES
 
     def window_bounds(self, *, gate_channels: int, slot_channels: int) -> WindowBounds:
         """Of a gate with so many of its slot's channels."""

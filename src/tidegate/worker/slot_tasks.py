@@ -82,7 +82,7 @@ class SlotTasks:
         self._table = channel_table(settings.plan)
         self._index_of = {channel: index for index, channel in enumerate(self._table)}
         self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}
-        self._state = open_backends(settings.state_backend)
+        self._state = open_backends(settings.state_backend, memory_bytes=settings.state_memory_bytes)
         builder = TaskBuilder(
             settings=settings,
             slot=slot,

@@ -14,6 +14,7 @@ from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
 from tidegate.state.sst_files import Folder
+from tidegate.worker.settings import STATE_MEMORY_BYTES
 
 if TYPE_CHECKING:
     from tidegate.state.rocksdb import RocksBackend
@@ -34,12 +35,13 @@ class StateBackends(Protocol):
         ...
 
 
-def open_backends(name: str) -> StateBackends:
+def open_backends(name: str, *, memory_bytes: int = STATE_MEMORY_BYTES) -> StateBackends:
+    """`memory_bytes`: what backends on disk may have in memory together."""
     match name:
         case "heap":
             return HeapBackends()
         case "rocksdb":
-            return RocksBackends(_local_folder())
+            return RocksBackends(_local_folder(), memory_bytes=memory_bytes)
         case _:
             raise OptionError(f"Option 'state.backend' is {name!r}: use heap or rocksdb.")
 
@@ -55,13 +57,13 @@ class HeapBackends:
 class RocksBackends:
     """In a new folder below `folder`, with one bound of memory for all of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, memory_bytes: int) -> None:
         try:
             from tidegate.state.rocksdb_options import RocksMemory
         except ImportError as error:
             raise OptionError(NEEDS_ROCKSDICT) from error
         self._folder: Folder | None = Folder(Path(tempfile.mkdtemp(prefix="tidegate-state-", dir=folder)))
-        self._memory = RocksMemory()
+        self._memory = RocksMemory(memory_bytes)
         self._opened: list[RocksBackend] = []
 
     def open(self, key_groups: KeyGroupRange) -> StateBackend:
