@@ -183,6 +183,34 @@ def test_a_file_that_the_checkpoint_does_not_have_is_damage_and_named(backends: 
         backends.new(restored=[RestoredSection("sst", ALL, memoryview(section.encode()))])
 
 
+# -- keys that begin alike
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_keys_that_begin_alike_are_found_in_order_and_no_others(backends: Backends, is_held: bool) -> None:
+    state = backends.new().keyed("s")
+    assert (state.keys_from(3, b"a"), state.last_key_from(3, b"a")) == ([], None)
+    others = [(3, b"`\xff"), (3, b"b"), (2, b"ax"), (4, b"ax"), (3, b"")]
+    alike = [b"a", b"a\x00", b"a1", b"a2", b"a\xff", b"a\xff\xff"]
+    for key_group, key in [*others, *((3, key) for key in alike), (3, b"a3")]:
+        state.put(key_group, key, b"v")
+    if is_held:
+        as_if_in_the_making(state._backend)
+        state.delete(3, b"a2")
+        state.put(3, b"a2", b"again")
+        state.put(3, b"a4", b"v")
+        state.put(4, b"a5", b"v")
+        alike = [*alike[:4], b"a4", *alike[4:]]
+    state.delete(3, b"a3")
+    assert (state._backend._making is not None) is is_held
+    assert state.keys_from(3, b"a") == alike
+    assert state.last_key_from(3, b"a") == b"a\xff\xff"
+    assert state.last_key_from(3, b"a\xff") == b"a\xff\xff"
+    assert state.last_key_from(3, b"a2") == b"a2"
+    assert (state.last_key_from(3, b"a3"), state.keys_from(3, b"a3")) == (None, [])
+    assert state.keys_from(5, b"") == []
+
+
 # -- while the files of a snapshot are being made
 
 

@@ -13,7 +13,7 @@ from tidegate.operators.state_handles import CurrentKey, ListState, MapState, Va
 from tidegate.plan.nodes import TimeMode
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.contract import KeyedState, StateBackend
-from tidegate.state.subkeys import SubkeyedState
+from tidegate.state.subkeys import SubkeyedState, open_subkeys
 from tidegate.state.timers import Timers
 from tidegate.state.ttl import TTL_SUFFIX, TtlState, ttl_name
 
@@ -116,7 +116,7 @@ class KeyedHandle:
 
     def _open_entries(self, name: str, kind: StateKind, ttl_ms: int | None) -> tuple[KeyedState, SubkeyedState]:
         if name not in self._entries:
-            entries = SubkeyedState(self._backend.keyed(stored_name(name, ttl_ms, kind)), self._context.key_groups)
+            entries = open_subkeys(self._backend.keyed(stored_name(name, ttl_ms, kind)), self._context.key_groups)
             self._entries[name] = self._open(name, entries, ttl_ms), entries
         return self._entries[name]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from tidegate.model.ids import KeyGroupRange
 
@@ -85,6 +85,17 @@ class KeyedState(Protocol):
     def put(self, key_group: int, key: bytes, value: bytes) -> None: ...
     def delete(self, key_group: int, key: bytes) -> None: ...
     def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+@runtime_checkable
+class OrderedState(KeyedState, Protocol):
+    """One whose entries lie in the order of their keys: those that begin alike are found without an index of them."""
+
+    def keys_from(self, key_group: int, beginning: bytes) -> list[bytes]:
+        """All keys that begin so, in order."""
+        ...
+
+    def last_key_from(self, key_group: int, beginning: bytes) -> bytes | None: ...
 
 
 class StateBackend(Protocol):

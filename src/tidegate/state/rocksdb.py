@@ -19,6 +19,8 @@ from tidegate.state.rocksdb_instance import (
     CheckpointInTheMaking,
     RocksInstance,
     entries_of,
+    keys_from,
+    last_key_from,
     prefix_of,
 )
 from tidegate.state.rocksdb_options import RocksMemory
@@ -85,6 +87,33 @@ class RocksState:
             return iter(())
         return self._walk(entries_of(self._family, key_group, key_group + 1))
 
+    def keys_from(self, key_group: int, beginning: bytes) -> list[bytes]:
+        if self.held is not None:
+            self._backend.let_go()
+        stored_beginning = prefix_of(key_group) + beginning
+        found = [] if self._family is None else self._all_from(stored_beginning)
+        if self.held is not None:
+            # Few, and for a short time: there is no index of them either.
+            held = {key: value for key, value in self.held.items() if key.startswith(stored_beginning)}
+            alive = {key for key in found if key not in held} | {
+                key for key, value in held.items() if value is not None
+            }
+            found = sorted(alive)
+        return [key[_PREFIX_BYTES:] for key in found]
+
+    def last_key_from(self, key_group: int, beginning: bytes) -> bytes | None:
+        if self.held is not None:
+            self._backend.let_go()
+        if self.held is not None:
+            return next(reversed(self.keys_from(key_group, beginning)), None)
+        if self._family is None:
+            return None
+        try:
+            last = last_key_from(self._family, prefix_of(key_group) + beginning)
+        except Exception as error:
+            self._fail("read", error)
+        return None if last is None else last[_PREFIX_BYTES:]
+
     def write_held(self) -> None:
         """Once the files of the snapshot are made."""
         if self.held:
@@ -97,6 +126,13 @@ class RocksState:
 
     def forget_family(self) -> None:
         self._family = self.held = None
+
+    def _all_from(self, stored_beginning: bytes) -> list[bytes]:
+        assert self._family is not None
+        try:
+            return list(keys_from(self._family, stored_beginning))
+        except Exception as error:
+            self._fail("read", error)
 
     def _holds(self, stored_key: bytes, value: bytes | None) -> bool:
         if self.held is None:

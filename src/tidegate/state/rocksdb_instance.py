@@ -174,6 +174,35 @@ def entries_of(family: Rdict, first: int, last: int) -> Iterator[tuple[bytes, by
     return _walk(iterator, bounds)
 
 
+def keys_from(family: Rdict, beginning: bytes) -> Iterator[bytes]:
+    """Whole keys that begin so, in order."""
+    bounds = ReadOptions()
+    bounds.set_iterate_upper_bound(_behind(beginning))
+    iterator = family.iter(bounds)
+    iterator.seek(beginning)
+    while iterator.valid():
+        yield iterator.key()
+        iterator.next()
+    iterator.status()
+    del bounds
+
+
+def last_key_from(family: Rdict, beginning: bytes) -> bytes | None:
+    iterator, behind = family.iter(), _behind(beginning)
+    iterator.seek_for_prev(behind)
+    if iterator.valid() and iterator.key() == behind:
+        iterator.prev()
+    iterator.status()
+    key: bytes | None = iterator.key() if iterator.valid() else None
+    return key if key is not None and key.startswith(beginning) else None
+
+
+def _behind(beginning: bytes) -> bytes:
+    """What comes after all that begins so. There is such a thing: a key group is below 0xffff."""
+    shorter = beginning.rstrip(b"\xff")
+    return shorter[:-1] + bytes([shorter[-1] + 1])
+
+
 def _walk(iterator: RdictIter, bounds: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
     """`bounds` must live as long as the iterator, which points into it."""
     while iterator.valid():

@@ -8,6 +8,8 @@ from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Writ
 _WRITE_SHARE = 0.25
 # A snapshot waits until this much per state, at the most, is written out: small, so that it does not wait long.
 _WRITE_BUFFER_BYTES = 4 << 20
+# What a state with a few entries takes; the default is an eighth of the buffer, for each of many states.
+_ARENA_BLOCK_BYTES = 64 << 10
 # Keeps the reading of an absent key from touching its file, at 1.25 bytes for each key.
 _BLOOM_BITS_PER_KEY = 10
 # One for what is written out, one for merging: the slots of a machine have few cores between them.
@@ -46,6 +48,7 @@ class RocksMemory:
         options.set_block_based_table_factory(blocks)
         options.set_write_buffer_manager(self.buffers)
         options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+        options.set_arena_block_size(_ARENA_BLOCK_BYTES)
         options.set_compression_type(DBCompressionType.lz4())
         options.set_max_background_jobs(_BACKGROUND_JOBS)
         options.set_max_manifest_file_size(_MANIFEST_BYTES)

@@ -1,21 +1,54 @@
 """Entries below a key: list elements and map entries, each an entry of keyed state of its own.
 
-Keeps an index of the subkeys of each key, made anew from state at a restore. Must never name an entry that keyed
-state does not hold.
+Which subkeys a key has is asked of state that keeps its entries in order; for other state there is an index in memory,
+made anew at a restore. Must never name an entry that keyed state does not hold.
 """
 
 import struct
 from collections.abc import Iterator
+from typing import Protocol
 
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state.contract import KeyedState
+from tidegate.state.contract import KeyedState, OrderedState
 
 _LENGTH = struct.Struct(">I")
 
 
-class SubkeyedState:
-    """`KeyedState` whose keys are made by `entry_key`; what deletes an entry, expiry too, goes through here."""
+class SubkeyedState(KeyedState, Protocol):
+    """Whose keys are made by `entry_key`; what deletes an entry, expiry too, goes through here."""
+
+    def subkeys(self, key_group: int, key: bytes) -> list[bytes]: ...
+    def last_subkey(self, key_group: int, key: bytes) -> bytes | None: ...
+
+
+def open_subkeys(state: KeyedState, key_groups: KeyGroupRange) -> SubkeyedState:
+    return OrderedSubkeys(state) if isinstance(state, OrderedState) else IndexedSubkeys(state, key_groups)
+
+
+class OrderedSubkeys:
+    """Keeps nothing: state may be larger than memory."""
+
+    def __init__(self, state: OrderedState) -> None:
+        self._state = state
+        self.get = state.get
+        self.put = state.put
+        self.delete = state.delete
+        self.scan = state.scan
+
+    def subkeys(self, key_group: int, key: bytes) -> list[bytes]:
+        """In the order of their bytes."""
+        beginning = entry_key(key, b"")
+        return [entry[len(beginning) :] for entry in self._state.keys_from(key_group, beginning)]
+
+    def last_subkey(self, key_group: int, key: bytes) -> bytes | None:
+        beginning = entry_key(key, b"")
+        last = self._state.last_key_from(key_group, beginning)
+        return None if last is None else last[len(beginning) :]
+
+
+class IndexedSubkeys:
+    """Of state whose entries have no order."""
 
     def __init__(self, state: KeyedState, key_groups: KeyGroupRange) -> None:
         self._state = state
