@@ -149,6 +149,17 @@ def test_key_groups_that_were_given_away_do_not_come_back(backends: Backends) ->
     assert [group for group in range(128) if list(lower.scan(group))] == list(range(64))
 
 
+def test_a_snapshot_without_any_table_is_restored_as_empty_state(backends: Backends) -> None:
+    backend = backends.new()
+    backend._instance.family("keyed/count")
+    (section,) = backend.snapshot()
+    assert files_of(section) == ()
+    restored = backends.new(restored=restored_from([section]))
+    assert list(restored.keyed("count").scan(3)) == []
+    with pytest.raises(IncompatibleCheckpoint, match="set state.backend to rocksdb"):
+        HeapBackend(ALL).restore(restored_from([section]))
+
+
 def test_a_key_group_of_another_subtask_is_refused(backends: Backends) -> None:
     state = backends.new(HALVES[0]).keyed("s")
     with pytest.raises(ProtocolViolation, match="key group 64"):

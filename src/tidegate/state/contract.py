@@ -18,6 +18,9 @@ class Redistribution(Enum):
     BROADCAST = "broadcast"  # every subtask gets the section of the old subtask that had applied most
 
 
+# The name of a section that is a whole instance of RocksDB.
+ROCKSDB_SECTION = "sst"
+
 # Whole, or as a list of pieces that belong together, which need not be copied into one.
 Encoded: TypeAlias = bytes | memoryview | Sequence[memoryview]
 

@@ -10,7 +10,7 @@ import msgspec
 
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.contract import ROCKSDB_SECTION, RestoredSection, Section
 
 # A section is encoded between two steps of the stream: about this much keeps the stream waiting for a few ms.
 SECTION_TARGET_BYTES = 1 << 20
@@ -127,12 +127,12 @@ class HeapBackend:
 
 def read_section(section: RestoredSection, key_groups: KeyGroupRange) -> tuple[str, Iterator[tuple[int, bytes, bytes]]]:
     """The state's name, and key group, key and value of each entry in these key groups."""
+    if section.name == ROCKSDB_SECTION:
+        raise IncompatibleCheckpoint(
+            "The checkpoint was taken with state.backend=rocksdb, which the heap backend cannot read: set "
+            "state.backend to rocksdb."
+        )
     if not section.name.startswith(_SECTION_PREFIX):
-        if section.files:
-            raise IncompatibleCheckpoint(
-                "The checkpoint was taken with state.backend=rocksdb, which the heap backend cannot read: set "
-                "state.backend to rocksdb."
-            )
         raise ProtocolViolation(f"Section {section.name!r} is not keyed state and cannot be restored as such.")
     name = section.name.removeprefix(_SECTION_PREFIX)
     return name, _entries_of(section, name, key_groups)

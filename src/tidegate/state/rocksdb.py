@@ -12,7 +12,7 @@ from urllib.parse import quote
 from tidegate.model.errors import DidNotHappen, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state import sst_files
-from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.contract import ROCKSDB_SECTION, RestoredSection, Section
 from tidegate.state.heap import read_section
 from tidegate.state.rocksdb_instance import (
     FAMILY_PREFIX,
@@ -187,9 +187,9 @@ class RocksBackend:
     def restore(self, sections: Iterable[RestoredSection]) -> None:
         """Before any state is asked for. Also takes what the heap backend stored."""
         given = list(sections)
-        self._instance.restore([section for section in given if section.name == sst_files.SECTION])
+        self._instance.restore([section for section in given if section.name == ROCKSDB_SECTION])
         for section in given:
-            if section.name != sst_files.SECTION:
+            if section.name != ROCKSDB_SECTION:
                 name, entries = read_section(section, self._instance.key_groups)
                 self._instance.write(
                     _family_name(name), ((prefix_of(key_group) + key, value) for key_group, key, value in entries)

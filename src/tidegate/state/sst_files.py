@@ -17,11 +17,10 @@ import msgspec
 
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state.contract import LocalFile, RestoredSection, Section
+from tidegate.state.contract import ROCKSDB_SECTION, LocalFile, RestoredSection, Section
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.store import Buffer, Store
 
-SECTION = "sst"
 _TABLE_SUFFIX = ".sst"
 # RocksDB's list of its table files, and which list counts; the last one tells that keys are plain bytes.
 _SMALL_FILES = ("CURRENT", "MANIFEST-", "rocksdict-config.json")
@@ -68,7 +67,7 @@ def section_of(folder: Folder, wait: Callable[[], None], key_groups: KeyGroupRan
         wait()
         return _describe(folder, names)
 
-    return Section(SECTION, key_groups, description, files=files)
+    return Section(ROCKSDB_SECTION, key_groups, description, files=files)
 
 
 def _describe(folder: Folder, names: ContentNames) -> bytes:

@@ -9,7 +9,7 @@ from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
 from tidegate.plan.nodes import RightSide
 from tidegate.plan.physical import ConnectSpec, JobPlan
 from tidegate.state.codec import decode
-from tidegate.state.contract import RestoredSection
+from tidegate.state.contract import ROCKSDB_SECTION, RestoredSection
 from tidegate.testing.simulation.world import SimulationFailed
 from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.state_backends import open_backends
@@ -38,7 +38,7 @@ def entries_of(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of one keyed state, in whatever backend it is."""
     keyed = [section for section in sections if section.key_groups is not None]
-    backends = open_backends("rocksdb" if any(section.files for section in keyed) else "heap")
+    backends = open_backends("rocksdb" if any(section.name == ROCKSDB_SECTION for section in keyed) else "heap")
     try:
         backend = backends.open(key_groups)
         backend.restore(keyed)
