@@ -20,7 +20,7 @@ from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.store import open_store
 from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
-from tidegate.worker.settings import SlotSettings
+from tidegate.worker.settings import INLINE_BELOW_BYTES, SlotSettings
 
 KEYS = 37
 ROWS = 3000
@@ -50,6 +50,7 @@ def job(
     tolerable_failures: int = 0,
     restart: RestartStrategy | None = None,
     state_backend: str = "heap",
+    inline_below_bytes: int = INLINE_BELOW_BYTES,
     location: str = "chk",
     restore_from: str | None = None,
 ) -> Coordinator:
@@ -66,7 +67,11 @@ def job(
     spec = local_job(
         "scenario",
         SlotSettings(
-            plan=plan, checkpoint_location=str(folder / location), window_bytes=4096, state_backend=state_backend
+            plan=plan,
+            checkpoint_location=str(folder / location),
+            window_bytes=4096,
+            state_backend=state_backend,
+            inline_below_bytes=inline_below_bytes,
         ),
         interval_ms=interval_ms,
         timeout_ms=timeout_ms,

@@ -32,7 +32,7 @@ from tidegate.storage.store import open_store
 
 __all__ = ["folder"]
 
-in_rocksdb: Callable[..., Coordinator] = partial(job, state_backend="rocksdb")
+in_rocksdb: Callable[..., Coordinator] = partial(job, state_backend="rocksdb", inline_below_bytes=0)
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,12 @@ def test_checkpoints_share_files_and_none_is_kept_that_no_checkpoint_needs(folde
     assert older & newer, "what did not change between them is stored once"
     stored = {path for path in open_store(str(folder / "chk")).list(layout.SHARED) if path.endswith(".sst")}
     assert stored == older | newer
+
+
+def test_small_state_is_in_the_state_files_alone(folder: Path) -> None:
+    run(job(folder, state_backend="rocksdb", switch_after_ms=ALIGNED))
+    assert [state_files(manifest) for manifest in retained(folder)] == [set()] * len(retained(folder))
+    assert committed(folder) == golden()
 
 
 def test_a_job_goes_on_with_the_files_of_the_run_before_it(folder: Path) -> None:

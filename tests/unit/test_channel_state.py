@@ -185,7 +185,7 @@ def test_a_section_that_cannot_be_read_is_damage_and_is_named() -> None:
 class Slot:
     """A slot with one task, which has `CHANNEL` from this slot or another in its gate, and sends on `OTHER`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, inline_below_bytes: int = 0) -> None:
         self.said: list[Acknowledge] = []
         self._background = SimBackground()
         self.snapshots = SlotSnapshots(
@@ -196,7 +196,7 @@ class Slot:
             open_location=lambda location: LocalFiles(Path(location)),
             background=self._background,
             clock=ManualClock(),
-            inline_below_bytes=0,
+            inline_below_bytes=inline_below_bytes,
             send=self._hear,
         )
 

@@ -381,7 +381,7 @@ class SlotSnapshots:
             times.sink_ms = self._clock.monotonic_ms() - times.began_at_ms
             times.is_storing = True
             assembly.raise_if_dropped()
-            files = CheckpointFiles(folder, self._slot, assembly.known_files)
+            files = CheckpointFiles(folder, self._slot, assembly.known_files, self._inline_below_bytes)
             for key, section in assembly.with_files:
                 assert section.files is not None
                 assembly.writer.add(key, files.add(section, section.files()))

@@ -6,12 +6,14 @@ be deleted is decided elsewhere, from what the manifests say.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import SlotIndex
-from tidegate.state.contract import LocalFile, RestoredSection, Section
+from tidegate.state.contract import FetchFile, LocalFile, RestoredSection, Section
 from tidegate.state.sst_files import StoredFile
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
@@ -19,10 +21,11 @@ from tidegate.storage.store import Store
 
 
 class StoredFileSection(msgspec.Struct, frozen=True, array_like=True):
-    """`paths`: of its files, by their names; their sums are in the manifest."""
+    """`paths`: of its files, by their names; their sums are in the manifest. `inline`: the content of small ones."""
 
     data: bytes
     paths: dict[str, str]
+    inline: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +36,35 @@ class NewFile:
 
 @dataclass(slots=True)
 class CheckpointFiles:
-    """The files of all sections of one slot in one checkpoint. `known` is what it may refer to."""
+    """The files of all sections of one slot in one checkpoint. `known` is what it may refer to.
+
+    `inline_bytes`: so much of what is new lies in the state file itself, where no later checkpoint can refer to it.
+    """
 
     folder: layout.CheckpointFolder
     slot: SlotIndex
     known: Mapping[str, SharedFile]
+    inline_bytes: int
     reused: dict[str, SharedFile] = field(default_factory=dict)
     new: dict[str, NewFile] = field(default_factory=dict)
 
     def add(self, section: Section, files: Sequence[LocalFile]) -> bytes:
         """The section as it is stored."""
-        for file in files:
+        paths: dict[str, str] = {}
+        inline: dict[str, bytes] = {}
+        for file in sorted(files, key=lambda file: file.length_bytes):
             stored = self.known.get(file.name)
-            if stored is None:
-                self.new[file.name] = NewFile(file, layout.state_table_file(self.folder, self.slot, file.name))
-            else:
+            if stored is not None:
                 self.reused[file.name] = stored
-        paths = {file.name: self._path_of(file.name) for file in files}
-        return msgspec.msgpack.encode(StoredFileSection(bytes(section.encode()), paths))
-
-    def _path_of(self, name: str) -> str:
-        return self.new[name].path if name in self.new else self.reused[name].path
+                paths[file.name] = stored.path
+            elif file.length_bytes <= self.inline_bytes:
+                self.inline_bytes -= file.length_bytes
+                inline[file.name] = file.path.read_bytes()
+            else:
+                new = NewFile(file, layout.state_table_file(self.folder, self.slot, file.name))
+                self.new[file.name] = new
+                paths[file.name] = new.path
+        return msgspec.msgpack.encode(StoredFileSection(bytes(section.encode()), paths, inline))
 
 
 def restored_section(
@@ -67,8 +78,13 @@ def restored_section(
             f"Section {section.name!r} of state cannot be read ({error}): start from another checkpoint."
         ) from error
     files = dict(_files_of(stored, shared))
-    fetch = {name: StoredFile(store, file) for name, file in files.items()}
+    fetch: dict[str, FetchFile] = {name: StoredFile(store, file) for name, file in files.items()}
+    fetch.update({name: partial(_write, content) for name, content in stored.inline.items()})
     return RestoredSection(section.name, section.key_groups, memoryview(stored.data), fetch), files
+
+
+def _write(content: bytes, target: Path) -> None:
+    target.write_bytes(content)
 
 
 def _files_of(stored: StoredFileSection, shared: Mapping[str, SharedFile]) -> Iterator[tuple[str, SharedFile]]:
