@@ -149,6 +149,16 @@ def test_key_groups_that_were_given_away_do_not_come_back(backends: Backends) ->
     assert [group for group in range(128) if list(lower.scan(group))] == list(range(64))
 
 
+def test_more_key_groups_than_a_byte_counts_lie_in_order_too(backends: Backends) -> None:
+    groups = (0, 1, 255, 256, 257, 511, 512, 1023, 32_767)
+    whole = backends.new(KeyGroupRange(0, 32_768))
+    for key_group in groups:
+        whole.keyed("count").put(key_group, b"k", b"v")
+    middle = backends.new(KeyGroupRange(256, 512), restored=restored_from(whole.snapshot())).keyed("count")
+    assert [key_group for key_group in groups if list(middle.scan(key_group))] == [256, 257, 511]
+    assert list(whole.keyed("count").scan(32_767)) == [(b"k", b"v")]
+
+
 def test_a_snapshot_without_any_table_is_restored_as_empty_state(backends: Backends) -> None:
     backend = backends.new()
     backend._instance.family("keyed/count")
