@@ -22,12 +22,13 @@ from tidegate.model.ids import (
     TaskId,
     range_of,
 )
-from tidegate.network.messages import Acknowledge, StoredChannel, StoredElement
+from tidegate.network.messages import Acknowledge, Deploy, StoredChannel, StoredElement
 from tidegate.state.contract import LocalFile, Section
 from tidegate.storage import layout
 from tidegate.storage.manifests import encode_manifest
 from tidegate.storage.store import LocalFiles
 from tidegate.worker.restoring import restore_slot
+from tidegate.worker.session import restore_for
 
 
 class Keeper:
@@ -174,6 +175,8 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints(slot: Slot, tables:
             slot.done(checkpoint)
         else:
             slot.snapshots.on_abort(CheckpointId(checkpoint))
+    slot.take(30, sections=[tables.section(30)])
+    slot.snapshots.on_abort(CheckpointId(30))
     assert len(slot.snapshots.known_files) == 2
     assert len(slot.snapshots._acknowledged_files) == 0
 
@@ -226,6 +229,20 @@ def test_a_file_that_the_manifest_lacks_is_damage_and_named(tmp_path: Path, tabl
     store.put(MANIFEST, encode_manifest(poorer))
     with pytest.raises(Damaged, match=file_of(1, 1)):
         restore_slot(store, MANIFEST, plan_of(1), SlotIndex(0))
+
+
+def test_files_that_lie_elsewhere_are_restored_and_not_referred_to(tmp_path: Path, tables: Tables) -> None:
+    elsewhere, here = LocalFiles(tmp_path / "elsewhere"), LocalFiles(tmp_path / "here")
+    only_there = lambda task: [tables.section(1)] if task.vertex == RECEIVER else []  # noqa: E731
+    plan = plan_of(1)
+    Job(elsewhere, plan, sections=only_there, inline_below_bytes=0).write()
+    for location, store in ((None, elsewhere), (str(elsewhere.root), here)):
+        deploy = Deploy(Generation(2), {}, MANIFEST, location)
+        restore = restore_for(deploy, store, lambda place: LocalFiles(Path(place)), plan, SlotIndex(0))
+        (section,) = restore.tasks[TaskId(RECEIVER, 0)].sections[0]
+        section.files["ab-000001.sst"](tmp_path / "fetched")
+        assert (tmp_path / "fetched").read_bytes() == b"1" * 100
+        assert set(restore.known_files) == ({"ab-000001.sst"} if location is None else set())
 
 
 def test_the_name_of_a_stored_file_tells_which_checkpoint_wrote_it() -> None:
