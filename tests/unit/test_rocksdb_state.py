@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("rocksdict")
 
-from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
+from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import LocalFile, RestoredSection, Section
 from tidegate.state.heap import HeapBackend
@@ -292,6 +292,22 @@ def test_files_that_could_not_be_made_are_an_error_of_the_snapshot_and_not_of_th
         files_of(section)
     backend.keyed("count").put(3, b"k", b"v")
     assert backend.keyed("count").get(3, b"k") == b"v"
+
+
+def test_state_that_cannot_be_read_is_an_error_of_storage_and_never_looks_shorter(backends: Backends) -> None:
+    backend = backends.new()
+    fill(backend, 20_000)
+    state = backend.keyed("count")
+    names_of(backend.snapshot())
+    backend.settle()
+    for table in backends.folder.glob("*-db-*/*.sst"):
+        table.write_bytes(bytes(table.stat().st_size))
+    with pytest.raises(DidNotHappen, match="'count' in RocksDB could not be read"):
+        list(state.scan(3))
+    with pytest.raises(DidNotHappen, match="'count' in RocksDB could not be read"):
+        state.get(3, b"key-3")
+    with pytest.raises(DidNotHappen, match="'count' in RocksDB could not be read"):
+        state.keys_from(3, b"key")
 
 
 # -- in a store
