@@ -128,3 +128,49 @@ def test_both_hold_the_same_entries_through_any_changes_and_rescales(
         third.change(after, expected)
         assert entries_of(third.heap) == expected
         assert entries_of(third.rocks) == expected
+
+
+beginnings = st.sampled_from([b"", b"\x00", b"k", b"\xff", b"\xff\xff"])
+# What is asked between two snapshots falls, as it happens, into the making of the first one's files or behind it.
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), keys, st.binary(max_size=4)),
+        st.tuples(st.just("delete"), keys, st.just(b"")),
+        st.tuples(st.just("get"), keys, st.just(b"")),
+        st.tuples(st.just("from"), beginnings, st.just(b"")),
+        st.tuples(st.just("snapshot"), st.just(b""), st.just(b"")),
+        st.tuples(st.just("settle"), st.just(b""), st.just(b"")),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps=steps)
+def test_whatever_is_asked_while_snapshots_are_made_is_answered_from_what_was_written(
+    steps: list[tuple[str, bytes, bytes]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        backend = RocksBackend(KeyGroupRange(0, KEY_GROUPS), folder=Folder(Path(folder)), memory=MEMORY)
+        state, expected = backend.keyed("a"), dict[bytes, bytes]()
+        state.put(4, b"k of another key group", b"")
+        for step, key, value in steps:
+            match step:
+                case "put":
+                    state.put(3, key, value)
+                    expected[key] = value
+                case "delete":
+                    state.delete(3, key)
+                    expected.pop(key, None)
+                case "get":
+                    assert state.get(3, key) == expected.get(key)
+                case "from":
+                    found = sorted(each for each in expected if each.startswith(key))
+                    assert state.keys_from(3, key) == found
+                    assert state.last_key_from(3, key) == (found[-1] if found else None)
+                case "snapshot":
+                    backend.snapshot()
+                case _:
+                    backend.settle()
+        assert dict(state.scan(3)) == expected
+        backend.close()
