@@ -7,6 +7,8 @@ import pytest
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
+from tidegate.state.rocksdb import RocksBackend
+from tidegate.state.rocksdb_options import RocksMemory
 from tidegate.state.sst_files import Folder
 from tidegate.testing.state_suite import StateBackendSuite
 
@@ -19,18 +21,13 @@ class TestHeap(StateBackendSuite):
 class TestRocksDb(StateBackendSuite):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
-        rocksdb_options = pytest.importorskip("tidegate.state.rocksdb_options", exc_type=ImportError)
         self._folder = Folder(tmp_path / "slot")
-        self._memory = rocksdb_options.RocksMemory(memory_bytes=8 << 20)
+        self._memory = RocksMemory(memory_bytes=8 << 20)
 
     def make_backend(self, key_groups: KeyGroupRange) -> StateBackend:
-        from tidegate.state.rocksdb import RocksBackend
-
         return RocksBackend(key_groups, folder=self._folder, memory=self._memory)
 
     def settle(self, backend: StateBackend) -> None:
-        from tidegate.state.rocksdb import RocksBackend
-
         assert isinstance(backend, RocksBackend)
         for family in backend._instance.families.values():
             family.flush()

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("rocksdict")
-
 from tests.scenarios.test_over_sockets import (
     ALIGNED,
     SWITCHING,

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("rocksdict")
-
 from tidegate.testing.simulation import RunFailure, RunReport, run_seed
 from tidegate.testing.simulation.topologies import Topology
 

@@ -6,11 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("rocksdict")
 
 from tidegate.model.ids import KeyGroupRange, range_of
 from tidegate.state.contract import StateBackend

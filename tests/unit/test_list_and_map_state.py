@@ -66,8 +66,6 @@ _backends: list[StateBackends] = []
 @pytest.fixture(autouse=True, params=["heap", "rocksdb"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test with each: handles must not know the difference."""
-    if request.param == "rocksdb":
-        pytest.importorskip("rocksdict")
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     _backends.append(open_backends(request.param))
     yield

@@ -1,5 +1,8 @@
 """What the options of a query mean, and which contradict each other."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from tidegate.api.options import QueryOptions, read_options, split_options
@@ -8,6 +11,7 @@ from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.worker.state_backends import NEEDS_ROCKSDICT, open_backends
 
 
 def read(**given: str) -> QueryOptions:
@@ -84,3 +88,18 @@ def test_where_to_start_from() -> None:
     assert (options.restore_from, options.rollback) == ("chk/checkpoints/7-g1", SinkRollback.DUPLICATES_ALLOWED)
     assert "is empty" in refusal(restore_from=" ")
     assert "did you mean 'restore.from'?" in refusal(restore_form="chk")
+
+
+def test_state_in_rocksdb_without_its_package_is_refused_on_the_driver_and_on_an_executor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert read(state_backend="RocksDB").state_backend == "rocksdb"
+    # As Python leaves it when a package is not there.
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    monkeypatch.delitem(sys.modules, "tidegate.state.rocksdb_options", raising=False)
+    assert refusal(state_backend="rocksdb") == NEEDS_ROCKSDICT
+    assert "pip install 'tidegate[rocksdb]'" in NEEDS_ROCKSDICT
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    with pytest.raises(OptionError, match="needs the package rocksdict"):
+        open_backends("rocksdb")
+    assert list(tmp_path.iterdir()) == []

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("rocksdict")
-
 from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import LocalFile, RestoredSection, Section
