@@ -52,8 +52,8 @@ lint: setup
 sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, SEEDS=500 plays so many
 	@$(BIN)/python -m tidegate.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),3000) --processes 2)
 
-golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 plays so many, PLACE=local there, CASE=... SEED=7 replays one
-	@$(BIN)/python -m tests.golden $(if $(CASE),--case $(CASE)) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(if $(PLACE),--place $(PLACE))
+golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 plays so many, PLACE=local there, RESCALED=1 restores at other slots, CASE=... SEED=7 replays one
+	@$(BIN)/python -m tests.golden $(if $(CASE),--case $(CASE)) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(if $(PLACE),--place $(PLACE)) $(if $(RESCALED),--rescaled)
 
 same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a fall midway
 	@TIDEGATE_EVERY_PIPELINE_FALLS=1 $(BIN)/python -m pytest -q tests/spark/same_answers

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.golden.cases import Place, full_product, pairwise, parse_case, shuffled
+from tests.golden.cases import Place, full_product, pairwise, parse_case, rescaled, shuffled
 from tests.golden.running import golden
 
 
@@ -19,10 +19,13 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=None, help="stop after so many")
     parser.add_argument("--place", type=Place, choices=list(Place), default=None, help="only there")
     parser.add_argument("--pairwise", action="store_true", help="the small selection instead of the full product")
+    parser.add_argument("--rescaled", action="store_true", help="restores with other numbers of slots instead")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     if given.case:
         cases = [parse_case(given.case)]
+    elif given.rescaled:
+        cases = rescaled()
     else:
         cases = pairwise(seed) if given.pairwise else shuffled(full_product(), seed)
     cases = [case for case in cases if given.place in (None, case.place)][: given.cases]

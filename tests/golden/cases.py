@@ -12,6 +12,10 @@ from typing import Any, TypeAlias
 
 from tidegate.testing import Step
 
+SLOTS = 2
+# With which a job is restored.
+RESCALED = (1, 2, 3, 4, 8)
+
 
 class Place(Enum):
     LOCAL = "local"
@@ -47,6 +51,11 @@ class Operator(Enum):
     WINDOW = "window"
     DEDUP = "dedup"
     TIMERS = "timers"
+
+
+class Backend(Enum):
+    HEAP = "heap"
+    ROCKSDB = "rocksdb"
 
 
 class Beside(Enum):
@@ -93,36 +102,62 @@ class Job:
     source: Source
     sink: Sink
     operator: Operator
+    backend: Backend
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """`slots`: with which a driver goes on after another that was killed; all begin with `SLOTS`."""
+
     place: Place
     victim: Victim
     moment: Moment
     job: Job
+    slots: int = SLOTS
 
     def __str__(self) -> str:
         job = self.job
-        parts = (self.place, self.victim, self.moment.name, job.mode, job.source, job.sink, job.operator)
-        return "-".join(part if isinstance(part, str) else str(part.value) for part in parts)
+        choices = (job.mode, job.source, job.sink, job.operator, job.backend)
+        names = (self.place.value, self.victim.value, self.moment.name, *(str(choice.value) for choice in choices))
+        return "-".join((*names, str(self.slots)))
 
 
 def parse_case(text: str) -> Case:
-    place, victim, moment, mode, source, sink, operator = text.split("-")
-    job = Job(Mode(mode), Source(source), Sink(sink), Operator(operator))
-    return Case(Place(place), Victim(victim), _NAMED[moment], job)
+    place, victim, moment, mode, source, sink, operator, backend, slots = text.split("-")
+    job = Job(Mode(mode), Source(source), Sink(sink), Operator(operator), Backend(backend))
+    return Case(Place(place), Victim(victim), _NAMED[moment], job, int(slots))
 
 
 def full_product() -> list[Case]:
     """Every case there is: executors are processes of their own on a cluster only."""
     return [
-        Case(place, victim, moment, Job(mode, source, sink, operator))
+        Case(place, victim, moment, Job(*choices), slots)
         for place, victim in itertools.product(Place, Victim)
         if _is_possible(place, victim)
         for moment in PHASE_OF
-        for mode, source, sink, operator in itertools.product(Mode, Source, Sink, Operator)
+        for choices in itertools.product(Mode, Source, Sink, Operator, Backend)
+        for slots in (RESCALED if (place, victim) == (Place.LOCAL, Victim.DRIVER) else (SLOTS,))
     ]
+
+
+def rescaled() -> list[Case]:
+    """A killed driver's job goes on with every number of slots, on every backend, aligned and unaligned.
+
+    What else there is takes turns; a restore begins where storing, or committing, was cut short.
+    """
+    moments = itertools.cycle([*MOMENTS[Phase.STORING], *MOMENTS[Phase.COMMITTING]])
+    operators, sources, sinks = (itertools.cycle(choices) for choices in (Operator, Source, Sink))
+    found = []
+    for backend, mode, slots in itertools.product(Backend, (Mode.ALIGNED, Mode.UNALIGNED), RESCALED):
+        job = Job(mode, next(sources), next(sinks), next(operators), backend)
+        found.append(Case(Place.LOCAL, Victim.DRIVER, next(moments), job, slots))
+    return found
+
+
+def rescaled_every_day() -> list[Case]:
+    """A few of them, with each number of slots once."""
+    cases = rescaled()
+    return [*cases[:: len(RESCALED) + 1], cases[-1]]
 
 
 def shuffled(cases: Iterable[Case], seed: int) -> list[Case]:
@@ -145,6 +180,7 @@ class _Row:
     source: Source
     sink: Sink
     operator: Operator
+    backend: Backend
 
 
 Pair: TypeAlias = frozenset[Enum]
@@ -157,7 +193,12 @@ def pairwise(seed: int = 0) -> list[Case]:
     turns = {phase: itertools.cycle(MOMENTS[phase]) for phase in Phase}
     rows = min((_covering(random.Random(f"{seed} {attempt}")) for attempt in range(_ATTEMPTS)), key=len)
     return [
-        Case(row.place, row.victim, next(turns[row.phase]), Job(row.mode, row.source, row.sink, row.operator))
+        Case(
+            row.place,
+            row.victim,
+            next(turns[row.phase]),
+            Job(row.mode, row.source, row.sink, row.operator, row.backend),
+        )
         for row in sorted(rows, key=_order)
     ]
 
@@ -169,8 +210,8 @@ def _order(row: _Row) -> tuple[int, int]:
 
 def pairs_of(case: Case) -> set[Pair]:
     job = case.job
-    row = _Row(case.place, case.victim, PHASE_OF[case.moment], job.mode, job.source, job.sink, job.operator)
-    return _pairs(row)
+    phase = PHASE_OF[case.moment]
+    return _pairs(_Row(case.place, case.victim, phase, job.mode, job.source, job.sink, job.operator, job.backend))
 
 
 def possible_pairs() -> set[Pair]:
@@ -181,7 +222,7 @@ def _covering(chance: random.Random) -> list[_Row]:
     """Greedy: always the row with the most pairs that are missing. Pairs are bits, so that counting them is quick."""
     rows = [
         _Row(*choices)
-        for choices in itertools.product(Place, Victim, Phase, Mode, Source, Sink, Operator)
+        for choices in itertools.product(Place, Victim, Phase, Mode, Source, Sink, Operator, Backend)
         if _is_possible(choices[0], choices[1])
     ]
     chance.shuffle(rows)

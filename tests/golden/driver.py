@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import tidegate as tg
 from tests.golden import jobs
-from tests.golden.cases import Beside, Job, Mode, Operator, Sink, Source, parse_case
+from tests.golden.cases import SLOTS, Backend, Beside, Job, Mode, Operator, Sink, Source, parse_case
 from tests.golden.strike import Strike, blows_of
 
 PATIENCE_S = 300.0
@@ -61,21 +61,21 @@ def obey(spark: SparkSession, what: str, *words: str) -> None:
         case "answer", (operator, input_folder, target):
             pq.write_table(jobs.sparks_answer(spark, Operator(operator), Path(input_folder)), target)
         case "undisturbed", (operator, input_folder, folder):
-            job = Job(Mode.AUTO, Source.NATIVE, Sink.PARQUET, Operator(operator))
+            job = Job(Mode.AUTO, Source.NATIVE, Sink.PARQUET, Operator(operator), Backend.HEAP)
             await_end(jobs.start(spark, job, Path(input_folder), Path(folder), struck=None, half=lambda: None))
-        case "case", (case, seed, input_folder, folder):
-            strike_case(spark, case, int(seed), Path(input_folder), Path(folder))
+        case "case", (case, seed, slots, input_folder, folder):
+            strike_case(spark, case, int(seed), int(slots), Path(input_folder), Path(folder))
         case _:
             raise ValueError(f"there is no order {what!r} with {len(words)} words")
 
 
-def strike_case(spark: SparkSession, name: str, seed: int, input_folder: Path, folder: Path) -> None:
+def strike_case(spark: SparkSession, name: str, seed: int, slots: int, input_folder: Path, folder: Path) -> None:
     case = parse_case(name)
     strike = Strike(
         job=folder,
         blows=blows_of(case, seed),
         driver_pid=os.getpid(),
-        slot=seed % jobs.SLOTS,
+        slot=seed % SLOTS,
     )
     with strike.watched() as watch:
         await_end(
@@ -86,6 +86,7 @@ def strike_case(spark: SparkSession, name: str, seed: int, input_folder: Path, f
                 folder,
                 struck=strike.last_mark,
                 half=lambda: watch.at(Beside.HALF_PUBLISHED),
+                slots=slots,
             )
         )
 

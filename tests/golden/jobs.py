@@ -23,7 +23,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 import tidegate as tg
-from tests.golden.cases import Job, Mode, Operator, Sink, Source
+from tests.golden.cases import SLOTS, Job, Mode, Operator, Sink, Source
 
 # Workers get the users' functions with the plan, as they would from a notebook.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -33,7 +33,6 @@ FILES = 36
 KEYS = 17
 # By sources that take a few at a time; Spark gives the rows of those in any order, the watermark has to wait for them.
 FILES_AT_ONCE = {"orders": 8, "clicks": 2}
-SLOTS = 2
 SCHEMA = "id long, k long, g long, at_ms long, day_ms long"
 _BEGIN_MS = 1_772_000_000_000
 _STEP_MS = 250
@@ -51,7 +50,6 @@ _OPTIONS = {
     "restart.attempts": "20",
     # Narrow, so that rows are in flight when a barrier comes.
     "network.window": "4kb",
-    "parallelism": SLOTS,
 }
 _MODES = {
     # Narrower still: an aligned barrier waits for every row in front of it, and many checkpoints are to pass.
@@ -226,7 +224,14 @@ def sparks_answer(spark: SparkSession, operator: Operator, folder: Path) -> pa.T
 
 
 def start(
-    spark: SparkSession, job: Job, input_folder: Path, folder: Path, *, struck: Path | None, half: Callable[[], None]
+    spark: SparkSession,
+    job: Job,
+    input_folder: Path,
+    folder: Path,
+    *,
+    struck: Path | None,
+    half: Callable[[], None],
+    slots: int = SLOTS,
 ) -> tg.StreamingQuery:
     """Slow until the file `struck` is there; `half` is called when a foreachBatch function has done a part."""
     orders = timed(job.operator, stream(spark, job.source, input_folder / "orders"))
@@ -235,6 +240,7 @@ def start(
     orders = orders.repartition("id").select("id", paced("id", "k").alias("k"), "ts")
     df = pipeline(job.operator, orders, stream(spark, job.source, input_folder / "clicks"))
     writer = tg.writeStream(df).option("checkpointLocation", str(folder / "chk")).options(**_OPTIONS)
+    writer = writer.options(**{"parallelism": slots, "state.backend": job.backend.value})
     writer = writer.options(**_MODES[job.mode]).outputMode(output_mode(job.operator)).trigger(availableNow=True)
     out = folder / "out"
     match job.sink:

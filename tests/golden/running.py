@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, assert_never
 import pyarrow.parquet as pq
 
 from tests.golden import jobs
-from tests.golden.cases import Case, Operator, Place, Sink, Victim
+from tests.golden.cases import RESCALED, SLOTS, Case, Operator, Place, Sink, Victim
 from tests.golden.strike import Kill, blows_of
 from tidegate.storage.job_log import CheckpointCompleted, GenerationStarted, JobLog
 from tidegate.storage.store import open_store
@@ -126,8 +126,10 @@ class Golden:
         """A driver that is the victim is killed the first time, and comes to the end the second time."""
         kills = 1 if case.victim is Victim.DRIVER else 0
         for attempt in range(kills + 1):
+            slots = case.slots if attempt else SLOTS
             try:
-                self._driver(case.place).order("case", str(case), str(seed), str(self.input), str(folder))
+                words = ("case", str(case), str(seed), str(slots), str(self.input), str(folder))
+                self._driver(case.place).order(*words)
             except (DriverGone, BrokenPipeError) as gone:
                 self._drivers.pop(case.place).end()
                 if attempt == kills:
@@ -161,7 +163,8 @@ class Golden:
         if place not in self._masters:
             match place:
                 case Place.LOCAL:
-                    self._masters[place] = "local[4]"
+                    # As many as the most slots take, and one for Spark's own jobs.
+                    self._masters[place] = f"local[{max(RESCALED) + 1}]"
                 case Place.CLUSTER:
                     # More cores than a driver takes: the next one need not wait until the last one's are free.
                     cluster = standalone_cluster(self.folder / "cluster", workers=2, cores=8, memory="4g")

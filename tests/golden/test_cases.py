@@ -1,5 +1,6 @@
 """The golden method's own rules: which cases there are, which are played every day, and what counts as wrong."""
 
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,10 @@ import pytest
 
 from tests.golden.cases import (
     PHASE_OF,
+    RESCALED,
+    Backend,
     Case,
+    Mode,
     Operator,
     Phase,
     Place,
@@ -18,20 +22,33 @@ from tests.golden.cases import (
     pairwise,
     parse_case,
     possible_pairs,
+    rescaled,
+    rescaled_every_day,
 )
 from tests.golden.running import check_rows, committed_rows, settled
 from tests.golden.strike import Kill, Stumble, blows_of
 from tidegate.testing import Step
 
 EVERY_DAY = pairwise(0)
-WINDOWS = parse_case("local-worker-LOGGED-aligned-native-parquet-window")
-EPOCHS = parse_case("local-worker-LOGGED-aligned-native-foreachBatch-window")
-COUNTS = parse_case("local-worker-LOGGED-aligned-native-parquet-aggregation")
+WINDOWS = parse_case("local-worker-LOGGED-aligned-native-parquet-window-heap-2")
+EPOCHS = parse_case("local-worker-LOGGED-aligned-native-foreachBatch-window-heap-2")
+COUNTS = parse_case("local-worker-LOGGED-aligned-native-parquet-aggregation-heap-2")
 
 
 def test_every_pair_of_choices_occurs_in_about_twenty_cases() -> None:
     assert set().union(*map(pairs_of, EVERY_DAY)) == possible_pairs()
     assert len(EVERY_DAY) <= 22
+
+
+def test_a_killed_drivers_job_goes_on_with_every_number_of_slots_on_every_backend() -> None:
+    cases = rescaled()
+    assert {(case.job.backend, case.job.mode, case.slots) for case in cases} == set(
+        itertools.product(Backend, (Mode.ALIGNED, Mode.UNALIGNED), RESCALED)
+    )
+    assert {case.job.operator for case in cases} == set(Operator)
+    few = rescaled_every_day()
+    assert {case.slots for case in few} == set(RESCALED) and {case.job.backend for case in few} == set(Backend)
+    assert {*cases} <= {*full_product()}
 
 
 def test_most_moments_are_struck_every_day_and_all_by_the_full_product() -> None:

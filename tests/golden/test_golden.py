@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.golden.cases import Case, pairwise
+from tests.golden.cases import Case, pairwise, rescaled_every_day
 from tests.golden.running import Golden, golden
 
 # The first case pays for the cluster or the driver that the others share.
@@ -22,7 +22,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
         yield started
 
 
-@pytest.mark.parametrize("case", pairwise(SEED), ids=str)
+@pytest.mark.parametrize("case", [*pairwise(SEED), *rescaled_every_day()], ids=str)
 def test_whatever_is_killed_the_committed_rows_are_those_of_an_undisturbed_run(running: Golden, case: Case) -> None:
     print(f"replay with make golden CASE={case} SEED={SEED}")  # noqa: T201 - pytest shows it when the test fails
     print(running.play(case, SEED))  # noqa: T201
