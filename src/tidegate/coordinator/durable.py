@@ -21,6 +21,7 @@ from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, to_retir
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
+    SHORTENED_FROM,
     CheckpointCompleted,
     CheckpointRetired,
     CheckpointSkipped,
@@ -64,6 +65,8 @@ class DurableSettings:
     keep: KeepNumber | KeepFor
     restore_from: str | None = None
     rollback: SinkRollback = SinkRollback.NONE
+    # From so many on, a summary takes the place of the log's entries.
+    log_entries: int = SHORTENED_FROM
 
 
 class DurableJob:
@@ -288,6 +291,7 @@ class DurableJob:
                 self._store.delete(path)
         staying = [c for c in retained if c.checkpoint not in leaving]
         self._delete_unused_shared_files([*staying, *skipped_checkpoints(entries)])
+        self._log.shorten(from_entries=self._settings.log_entries)
 
     def oldest_retained(self) -> CheckpointId:
         """Of the checkpoints; what a savepoint needs is the business of its owner."""

@@ -68,6 +68,10 @@ class Damaged(StorageFailure):
     pass
 
 
+class Missing(Damaged):
+    """A file that should be there is not."""
+
+
 class DidNotHappen(StorageFailure):
     pass
 

@@ -2,14 +2,17 @@
 
 Owns the entries and the race for the next number. Everything else about a job's past is derived from the entries
 by the pure functions below; the log never decides what to restore or commit.
+
+Old entries go once a summary of them is there. Their numbers are then free again, so whoever creates an entry, or
+finds none, looks afterwards for a summary that covers its number: only without one was it the end of the log.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, ProtocolViolation, Superseded
+from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, Missing, ProtocolViolation, Superseded
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.storage import layout
 from tidegate.storage.manifests import seal, unseal
@@ -17,6 +20,10 @@ from tidegate.storage.store import AlreadyThere, Created, Store
 
 # A create whose outcome is unknown is settled by creating again: this often, without waiting, then the caller is told.
 _SETTLE_ATTEMPTS = 3
+# Somebody who reads all of it while it is being shortened begins again: so often, as nobody shortens it all the time.
+_READ_ATTEMPTS = 5
+# So many entries are read one by one by whoever opens the log, and listed; a checkpoint has three.
+SHORTENED_FROM = 300
 
 
 class GenerationStarted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -63,30 +70,53 @@ class _Record(msgspec.Struct, frozen=True):
     entry: Entry
 
 
+DecodedT = TypeVar("DecodedT")
+
+
 class JobLog:
     """The log as one driver sees it. `driver` is a token that no other driver process ever uses."""
 
     def __init__(self, store: Store, *, driver: str) -> None:
         self._store = store
         self._driver = driver
-        self._records: list[_Record] = []
+        # What a summary of all entries before number `_base` has, and the entries from there on.
+        self._summarised: list[_Record] = []
+        self._base = 0
+        self._tail: list[_Record] = []
+        self._is_read = False
+        self._started_once = False
 
     def read(self) -> list[Entry]:
-        numbers = [layout.parse_log_entry(path) for path in self._store.list(layout.LOG)]
-        found = sorted(number for number in numbers if number is not None)
-        for expected, number in enumerate(found):
-            if number != expected:
-                raise Damaged(
-                    f"The job log lacks {layout.log_entry(expected)} although {layout.log_entry(number)} is there: "
-                    f"restore the missing entry from a backup, or start with a new checkpointLocation."
-                )
-        for number in found[len(self._records) :]:
-            self._records.append(self._load(number))
-        return [record.entry for record in self._records]
+        """Without what a summary has left out, which answers no question about the job any more."""
+        if not self._is_read:
+            self._read_all()
+            return self.entries()
+        known = self._next_number()
+        found: list[_Record] = []
+        while (record := self._find(known + len(found))) is not None:
+            found.append(record)
+        if self._newest_summary() > known:
+            self._read_all()
+        else:
+            self._tail += found
+        return self.entries()
 
     def entries(self) -> list[Entry]:
         """What was read or written so far, without looking again."""
-        return [record.entry for record in self._records]
+        return [record.entry for record in self._records()]
+
+    def shorten(self, *, from_entries: int = SHORTENED_FROM) -> None:
+        """Puts a summary in the place of what was read so far, if that is as many entries as that."""
+        if len(self._tail) < from_entries:
+            return
+        end, kept = self._next_number(), _summary(self._records())
+        # If there is one already, it says the same: what it stands for never changes.
+        self._create(layout.log_summary(end), seal(msgspec.json.encode(kept)))
+        self._summarised, self._base, self._tail = kept, end, []
+        for path in self._store.list(layout.LOG):
+            number = _first_of(layout.parse_log_entry(path), layout.parse_log_summary(path))
+            if number is not None and number < end:
+                self._store.delete(path)
 
     def start_generation(self, *, parallelism: int, at_ms: int) -> Generation:
         """Takes the job over. Whoever starts last owns it; a driver that had started before and lost it stops."""
@@ -107,6 +137,8 @@ class JobLog:
 
         After `MayHaveHappened` the same entry may be appended again: it is then found instead of written twice.
         """
+        if not self._is_read:
+            self._read_all()
         while True:
             self._stop_if_superseded()
             if isinstance(entry, GenerationStarted):
@@ -118,21 +150,22 @@ class JobLog:
 
     def _try_append(self, entry: Entry) -> bool:
         """True if the entry is in the log; False if others came first, whose entries are then known."""
-        number = len(self._records)
+        number = self._next_number()
         record = _Record(self._driver, entry)
         data = seal(msgspec.json.encode(record))
-        match self._create(layout.log_entry(number), data):
-            case Created():
-                self._records.append(record)
-                return True
-            case AlreadyThere():
-                try:
-                    self.read()
-                except DidNotHappen as error:
-                    # The read did not; whether the entry that is there is this one is not known yet.
-                    raise MayHaveHappened(str(error)) from error
-                # Nobody else writes under this token: an equal record here is an earlier try that went through.
-                return record in self._records[number:]
+        outcome = self._create(layout.log_entry(number), data)
+        try:
+            if isinstance(outcome, Created) and self._newest_summary() <= number:
+                self._tail.append(record)
+            else:
+                self.read()
+        except DidNotHappen as error:
+            # The read did not; whether the entry is in the log is not known yet.
+            raise MayHaveHappened(str(error)) from error
+        # Nobody else writes under this token: an equal record here is an earlier try that went through.
+        is_there = self._base <= number and record in self._tail[number - self._base :]
+        self._started_once |= is_there and isinstance(entry, GenerationStarted)
+        return is_there
 
     def _create(self, path: str, data: bytes) -> Created | AlreadyThere:
         unsettled: MayHaveHappened | None = None
@@ -149,29 +182,106 @@ class JobLog:
         assert unsettled is not None, "the loop ends by returning or with an unsettled try"
         raise unsettled
 
+    # -- reading
+
+    def _read_all(self) -> None:
+        for _ in range(_READ_ATTEMPTS):
+            base = self._newest_summary()
+            try:
+                summarised = self._load_summary(base) if base else []
+                tail = [self._load(number) for number in self._listed_from(base)]
+            except Damaged:
+                if self._newest_summary() == base:
+                    raise
+                continue
+            if self._newest_summary() == base:
+                self._summarised, self._base, self._tail, self._is_read = summarised, base, tail, True
+                return
+        raise DidNotHappen("The job log was shortened again and again while it was read: try again.")
+
+    def _listed_from(self, base: int) -> range:
+        """The numbers of the entries that are there, which must be dense."""
+        numbers = [layout.parse_log_entry(path) for path in self._store.list(layout.LOG)]
+        found = sorted(number for number in numbers if number is not None and number >= base)
+        for expected, number in enumerate(found, base):
+            if number != expected:
+                raise Damaged(
+                    f"The job log lacks {layout.log_entry(expected)} although {layout.log_entry(number)} is there: "
+                    f"restore the missing entry from a backup, or start with a new checkpointLocation."
+                )
+        return range(base, base + len(found))
+
+    def _newest_summary(self) -> int:
+        """The first number that it does not cover; 0 without one."""
+        numbers = [layout.parse_log_summary(path) for path in self._store.list(layout.LOG_SUMMARIES)]
+        return max((number for number in numbers if number is not None), default=0)
+
+    def _find(self, number: int) -> _Record | None:
+        try:
+            return self._load(number)
+        except Missing:
+            return None
+
     def _load(self, number: int) -> _Record:
-        path = layout.log_entry(number)
+        return self._decoded(layout.log_entry(number), _Record)
+
+    def _load_summary(self, number: int) -> list[_Record]:
+        return self._decoded(layout.log_summary(number), list[_Record])
+
+    def _decoded(self, path: str, kind: type[DecodedT]) -> DecodedT:
         content = unseal(self._store.read(path), name=path)
         try:
-            return msgspec.json.decode(content, type=_Record)
+            return msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
             raise Damaged(
                 f"Job log entry {path} cannot be understood ({error}): was it written by a newer Tidegate?"
             ) from error
 
+    def _records(self) -> list[_Record]:
+        return [*self._summarised, *self._tail]
+
+    def _next_number(self) -> int:
+        return self._base + len(self._tail)
+
+    # -- whose job it is
+
     def _has_started(self) -> bool:
-        return any(_is_start(record) and record.driver == self._driver for record in self._records)
+        # Remembered, as a summary may leave it out.
+        self._started_once |= any(_is_start(record) and record.driver == self._driver for record in self._records())
+        return self._started_once
 
     def _stop_if_superseded(self) -> None:
-        newest = next((record for record in reversed(self._records) if _is_start(record)), None)
+        newest = next((record for record in reversed(self._records()) if _is_start(record)), None)
         if newest is not None and newest.driver != self._driver and self._has_started():
             raise _superseded(newest)
 
     def _stop_if_started_elsewhere(self, generation: Generation) -> None:
-        for record in self._records:
+        for record in self._records():
             is_other = isinstance(record.entry, GenerationStarted) and record.entry.generation >= generation
             if is_other and record.driver != self._driver:
                 raise _superseded(record)
+
+
+def _summary(records: Sequence[_Record]) -> list[_Record]:
+    """Those that still say something: the newest start and checkpoint, and all about checkpoints that are not gone."""
+    entries = [record.entry for record in records]
+    staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
+    newest = max((entry for entry in entries if isinstance(entry, CheckpointCompleted)), key=_id, default=None)
+    ids = {entry.checkpoint for entry in staying} | (set() if newest is None else {newest.checkpoint})
+    running = running_generation(entries)
+    return [
+        record
+        for record in records
+        if (record.entry is running if isinstance(record.entry, GenerationStarted) else record.entry.checkpoint in ids)
+    ]
+
+
+def _id(completed: CheckpointCompleted) -> CheckpointId:
+    return completed.checkpoint
+
+
+def _first_of(*numbers: int | None) -> int | None:
+    return next((number for number in numbers if number is not None), None)
 
 
 def _is_start(record: _Record) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 
 LOG = "log"
+LOG_SUMMARIES = f"{LOG}/summaries"
 CHECKPOINTS = "checkpoints"
 SHARED = "shared"
 SAVEPOINTS = "savepoints"
@@ -15,6 +16,7 @@ STATISTICS = "statistics"
 # Wide enough that names sort as numbers do for the life of any job.
 _LOG_DIGITS = 12
 _LOG_ENTRY = re.compile(rf"{LOG}/(\d{{{_LOG_DIGITS}}})")
+_LOG_SUMMARY = re.compile(rf"{LOG_SUMMARIES}/(\d{{{_LOG_DIGITS}}})")
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
 _SHARED_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.(channels|[0-9a-f]+-\d+\.sst)")
 _STATE_FILE = re.compile(r"(\d+)\.state")
@@ -34,6 +36,11 @@ class CheckpointFolder:
 
 def log_entry(number: int) -> str:
     return f"{LOG}/{number:0{_LOG_DIGITS}d}"
+
+
+def log_summary(number: int) -> str:
+    """Of all entries before that number."""
+    return f"{LOG_SUMMARIES}/{number:0{_LOG_DIGITS}d}"
 
 
 def manifest(folder: CheckpointFolder) -> str:
@@ -83,6 +90,11 @@ def staging_folder(source: str) -> str:
 def parse_log_entry(path: str) -> int | None:
     """The number of a log entry, or None for a path that is not one."""
     match = _LOG_ENTRY.fullmatch(path)
+    return None if match is None else int(match.group(1))
+
+
+def parse_log_summary(path: str) -> int | None:
+    match = _LOG_SUMMARY.fullmatch(path)
     return None if match is None else int(match.group(1))
 
 

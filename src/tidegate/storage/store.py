@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, OptionError
+from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, Missing, OptionError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Data: TypeAlias = Buffer | Sequence[Buffer]
@@ -234,8 +234,8 @@ def _unless_gone(error: OSError) -> None:
         raise DidNotHappen(f"{error.filename} could not be listed: {error}.") from error
 
 
-def missing(name: str) -> Damaged:
-    return Damaged(f"{name} is missing: restore it from a backup, or start from another checkpoint.")
+def missing(name: str) -> Missing:
+    return Missing(f"{name} is missing: restore it from a backup, or start from another checkpoint.")
 
 
 def whole_range(data: bytes, name: str, *, start: int, length: int) -> bytes:

@@ -26,6 +26,8 @@ from tidegate.worker.main import SlotOrder
 _SPARK_ENDS_THE_REST_MS = 300.0
 # Now and then the log and the sinks are slower than checkpoints come, and several wait for them.
 _STORING_PACES = (0.03, 0.3, 1.0, 3.0)
+# Few, so that a log is shortened while drivers come and go.
+_LOG_ENTRIES = 9
 _NOBODY = SlotAddress(host_id="simulated", tcp_host="simulated", tcp_port=0, unix_name=None)
 
 
@@ -87,7 +89,12 @@ class Incarnation:
                 self.store,
                 SimSink(world).committer(),
                 spec.slot_settings.plan,
-                DurableSettings(fingerprint=spec.fingerprint, keep=spec.keep, restore_from=spec.restore_from),
+                DurableSettings(
+                    fingerprint=spec.fingerprint,
+                    keep=spec.keep,
+                    restore_from=spec.restore_from,
+                    log_entries=_LOG_ENTRIES,
+                ),
                 open_location=partial(SimStore, world),
                 wall_ms=world.clock.wall_ms,
             ),
