@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.coordinator.durable import locate
 from tidegate.coordinator.stored_views import stored_task_views, stored_views
-from tidegate.model.errors import IncompatibleCheckpoint, OptionError
+from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError
 from tidegate.operators.stored_group_values import group_fields
 from tidegate.storage import layout
 from tidegate.storage.job_log import JobLog, retained_checkpoints
@@ -224,8 +224,12 @@ def find_checkpoint(path: str, checkpoint: str | None = None) -> FoundCheckpoint
             f"Option 'checkpoint' is {checkpoint!r}, but {path!r} is one checkpoint: leave the option out, or give the "
             f"checkpointLocation as path."
         )
-    if manifest not in store.list(manifest.rpartition("/")[0]):
-        raise OptionError(f"{path!r} holds no checkpoint: name a checkpointLocation, a checkpoint or a savepoint.")
+    try:
+        store.size(manifest)
+    except Missing:
+        raise OptionError(
+            f"{path!r} holds no checkpoint: name a checkpointLocation, a checkpoint or a savepoint."
+        ) from None
     return FoundCheckpoint(root, manifest)
 
 

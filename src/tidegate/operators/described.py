@@ -8,7 +8,7 @@ from tidegate.operators import deduplicate, stored_groups, stream_join
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import operator_name
-from tidegate.plan.nodes import AggregateFunction, DeclaredState, TimeMode
+from tidegate.plan.nodes import AggregateFunction, DeclaredState, RowStyle, TimeMode
 from tidegate.plan.physical import (
     AggregateSpec,
     AsyncMapSpec,
@@ -98,8 +98,23 @@ def _operator(spec: OperatorSpec, vertex: int, position: int) -> StoredOperator 
             return None
         case _:
             assert_never(spec)
-    has_timers = isinstance(spec, TransformWithStateSpec | ConnectSpec) and spec.time_mode is not TimeMode.NONE
-    return StoredOperator(vertex, position, operator_name(spec), encode_schema(keys), states, has_timers)
+    return StoredOperator(
+        vertex=vertex,
+        position=position,
+        name=operator_name(spec),
+        keys=encode_schema(keys),
+        states=states,
+        has_timers=isinstance(spec, TransformWithStateSpec | ConnectSpec) and spec.time_mode is not TimeMode.NONE,
+        has_zoned_keys=_has_zoned_keys(spec),
+    )
+
+
+def _has_zoned_keys(spec: OperatorSpec) -> bool:
+    match spec:
+        case TransformWithStateSpec(style=RowStyle.ROWS, time_zone=str()) | ConnectSpec(time_zone=str()):
+            return True
+        case _:
+            return False
 
 
 def _declared(states: tuple[DeclaredState, ...]) -> list[StoredState]:

@@ -107,6 +107,9 @@ class HeapBackend:
             state = self._states[name] = HeapState(name, self._key_groups)
         return state
 
+    def state_names(self) -> list[str]:
+        return list(self._states)
+
     def snapshot(self) -> list[Section]:
         return [section for state in self._states.values() for section in state.snapshot()]
 
@@ -127,6 +130,10 @@ class HeapBackend:
 
 def section_name(state: str) -> str:
     return f"{_SECTION_PREFIX}{state}"
+
+
+def is_keyed_section(name: str) -> bool:
+    return name.startswith(_SECTION_PREFIX)
 
 
 def read_section(section: RestoredSection, key_groups: KeyGroupRange) -> tuple[str, Iterator[tuple[int, bytes, bytes]]]:

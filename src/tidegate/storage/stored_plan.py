@@ -54,7 +54,10 @@ StoredState: TypeAlias = UserState | StoredRows | StoredGroups
 
 
 class StoredOperator(msgspec.Struct, frozen=True):
-    """One that keeps state: `position` is its place in the chain of its vertex, `keys` what its state is keyed by."""
+    """One that keeps state: `position` is its place in the chain of its vertex, `keys` what its state is keyed by.
+
+    `has_zoned_keys`: instants among the keys are stored as such, not as times without a zone.
+    """
 
     vertex: int
     position: int
@@ -62,6 +65,7 @@ class StoredOperator(msgspec.Struct, frozen=True):
     keys: EncodedSchema
     states: list[StoredState]
     has_timers: bool = False
+    has_zoned_keys: bool = False
 
     @property
     def id(self) -> str:

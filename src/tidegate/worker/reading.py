@@ -24,7 +24,6 @@ from tidegate.operators.state_handles import decode_position
 from tidegate.operators.stored_group_values import group_columns
 from tidegate.operators.stored_rows import read_rows
 from tidegate.state.codec import decode
-from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import read_section, section_name
 from tidegate.state.subkeys import entry_parts
 from tidegate.state.timers import decode_timer
@@ -68,32 +67,37 @@ def keyed_entries(
 ) -> Iterator[tuple[int, bytes, bytes]]:
     """Key group, key and value of all entries of one keyed state, whichever backend stored it."""
     task = TaskId(VertexId(operator.vertex), subtask)
-    manifest = files.manifest
-    key_groups = range_of(
-        subtask, parallelism=files.parallelism_of(task.vertex), max_parallelism=manifest.max_parallelism
-    )
     for section in files.sections_of(task, "state", operator=operator.position, name=section_name(name)):
-        yield from read_section(section, key_groups)[1]
-    in_files = files.sections_of(task, "files", operator=operator.position)
-    if in_files:
-        yield from _entries_in_files(
-            [files.with_files(task, section)[0] for section in in_files], name, key_groups=key_groups
-        )
+        yield from read_section(section, _key_groups(files, task))[1]
+    for _, key_group, key, value in entries_in_files(files, operator, subtask, name=name):
+        yield key_group, key, value
 
 
-def _entries_in_files(
-    sections: list[RestoredSection], name: str, *, key_groups: KeyGroupRange
-) -> Iterator[tuple[int, bytes, bytes]]:
+def entries_in_files(
+    files: StoredFiles, operator: StoredOperator, subtask: int, *, name: str | None = None
+) -> Iterator[tuple[str, int, bytes, bytes]]:
+    """Name, key group, key and value of what a subtask stored in files beside its section; of all states or of one."""
+    task = TaskId(VertexId(operator.vertex), subtask)
+    stored = files.sections_of(task, "files", operator=operator.position)
+    if not stored:
+        return
+    key_groups = _key_groups(files, task)
     backends = open_backends("rocksdb")
     try:
         backend = backends.open(key_groups)
-        backend.restore(sections)
-        state = backend.keyed(name)
-        for key_group in range(key_groups.first, key_groups.last):
-            for key, value in state.scan(key_group):
-                yield key_group, key, value
+        backend.restore([files.with_files(task, section)[0] for section in stored])
+        for found in backend.state_names() if name is None else [name]:
+            state = backend.keyed(found)
+            for key_group in range(key_groups.first, key_groups.last):
+                for key, value in state.scan(key_group):
+                    yield found, key_group, key, value
     finally:
         backends.close()
+
+
+def _key_groups(files: StoredFiles, task: TaskId) -> KeyGroupRange:
+    parallelism = files.parallelism_of(task.vertex)
+    return range_of(task.subtask, parallelism=parallelism, max_parallelism=files.manifest.max_parallelism)
 
 
 def _user_state(
@@ -105,7 +109,7 @@ def _user_state(
     kind = _KINDS[state.shape]
     # Any TTL will do: the name only says that there is one.
     name = stored_name(state.name, 1 if state.has_ttl else None, kind)
-    for entries in _chunks(keyed_entries(files, operator, name, subtask)):
+    for entries in chunks(keyed_entries(files, operator, name, subtask)):
         expiries = [split_expiry(value) for _, _, value in entries] if state.has_ttl else None
         stored_values = [value for _, _, value in entries] if expiries is None else [value for _, value in expiries]
         owners, below = [key for _, key, _ in entries], []
@@ -130,7 +134,7 @@ def _broadcast_state(
     values = [field.type for field in decode_schema(state.values)]
     task = TaskId(VertexId(operator.vertex), subtask)
     for section in files.sections_of(task, "broadcast", operator=operator.position, name=BROADCAST_SECTION):
-        for entries in _chunks(iter(decode_states(section).get(state.name, {}).items())):
+        for entries in chunks(iter(decode_states(section).get(state.name, {}).items())):
             yield [
                 *_columns([key for key, _ in entries], subkeys, readable),
                 *_columns([value for _, value in entries], values, readable),
@@ -170,7 +174,7 @@ def read_timers(
 ) -> Iterator[tuple[list[bytes], list[pa.Array]]]:
     """The keys, and the columns time, kind, key group, subtask."""
     for mode, name in TIMER_STATES.items():
-        for entries in _chunks(keyed_entries(files, operator, name, subtask)):
+        for entries in chunks(keyed_entries(files, operator, name, subtask)):
             timers = [decode_timer(entry) for _, entry, _ in entries]
             yield (
                 [key for _, key in timers],
@@ -307,6 +311,6 @@ def _same(value: int, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.int32()), count)
 
 
-def _chunks(items: Iterator[ItemT]) -> Iterator[list[ItemT]]:
+def chunks(items: Iterator[ItemT]) -> Iterator[list[ItemT]]:
     while chunk := list(islice(items, BATCH_ROWS)):
         yield chunk

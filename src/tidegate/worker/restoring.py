@@ -35,6 +35,7 @@ from tidegate.protocol.rescale import (
 )
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
+from tidegate.storage import layout
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum
 from tidegate.storage.store import Store
@@ -84,7 +85,7 @@ def read_source_states(store: Store, manifest: Manifest, plan: JobPlan) -> dict[
     states: dict[TaskId, bytes] = {}
     for vertex in plan.vertices:
         if vertex.source is not None:
-            for subtask, state in enumerate(_source_states(files, vertex, plan)):
+            for subtask, state in enumerate(_source_states(files, vertex, plan) or ()):
                 states[TaskId(vertex.id, subtask)] = state
     return states
 
@@ -128,7 +129,7 @@ class StoredFiles:
         self._shared: dict[str, memoryview] = {}
 
     def sections(self, task: TaskId, kind: SectionKind) -> list[StoredSection]:
-        return self._file_of(task).sections(task=task, kind=kind)
+        return self._file_of(SlotIndex(task.subtask)).sections(task=task, kind=kind)
 
     def sections_of(
         self, task: TaskId, kind: SectionKind, *, operator: int, name: str | None = None
@@ -136,10 +137,22 @@ class StoredFiles:
         """Of one operator, and only those of that name if one is given; others are not read."""
 
         def is_wanted(key: SectionKey) -> bool:
-            return name is None or _plain_name(key) == name
+            return name is None or plain_name(key) == name
 
-        stored = self._file_of(task).sections(task=task, kind=kind, operator=operator, is_wanted=is_wanted)
+        stored = self._file_of(SlotIndex(task.subtask)).sections(
+            task=task, kind=kind, operator=operator, is_wanted=is_wanted
+        )
         return [_restored(section) for section in stored]
+
+    def all_sections(self, slot: SlotIndex) -> list[StoredSection]:
+        return self._file_of(slot).sections()
+
+    def copy_captured(self, slot: SlotIndex, to: Store) -> list[SharedFile]:
+        """The shared files of rows in flight; they keep their paths and their order, by which elements name them."""
+        files = [file for file in self._of_slot[slot].shared if layout.parse_channel_file(file.path) is not None]
+        for file in files:
+            to.put(file.path, self.shared(file))
+        return files
 
     def captured_parts(self, stored: ChannelRange, edge: ChannelEnds) -> list[CapturedPart]:
         """What the tasks at both ends of a channel stored of it, the receiver's first."""
@@ -172,8 +185,7 @@ class StoredFiles:
                 f"checkpoint holds none of number {expected} there: start from another checkpoint."
             )
 
-    def _file_of(self, task: TaskId) -> StateFile:
-        slot = SlotIndex(task.subtask)
+    def _file_of(self, slot: SlotIndex) -> StateFile:
         if slot not in self._opened:
             self._opened[slot] = _open(self._store, self._of_slot[slot])
         return self._opened[slot]
@@ -245,7 +257,8 @@ class _Restoring:
         task = TaskId(vertex.id, self._slot)
         source_state = None
         if vertex.source is not None:
-            source_state = _source_states(self._files, vertex, self._plan)[self._slot]
+            source_states = _source_states(self._files, vertex, self._plan)
+            source_state = None if source_states is None else source_states[self._slot]
         if self._is_as_it_was(vertex):
             progress = self._progress(task)
             floors = KeyGroupFloors(progress.floors)
@@ -328,7 +341,7 @@ class _Restoring:
     def _split(self, vertex: Vertex, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
         items: dict[tuple[int, str], list[list[bytes]]] = {}
         for stored in self._stored(vertex, "split", subtasks):
-            key = (stored.key.operator, _plain_name(stored.key))
+            key = (stored.key.operator, plain_name(stored.key))
             items.setdefault(key, []).append(msgspec.msgpack.decode(stored.data, type=list[bytes]))
         for (operator, name), of_subtasks in items.items():
             if self._files.parallelism_of(vertex.id) != parallelism:
@@ -401,14 +414,16 @@ class _Restoring:
             yield captured.sequence, captured.element, captured.first_row
 
 
-def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan) -> list[bytes]:
-    """One state for each reader of the plan."""
+def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan) -> list[bytes] | None:
+    """One state for each reader of the plan; None if the source has not been read from, as in a written savepoint."""
     assert vertex.source is not None
     stored = [
         bytes(section.data)
         for subtask in range(files.parallelism_of(vertex.id))
         for section in files.sections(TaskId(vertex.id, subtask), "source")
     ]
+    if not stored:
+        return None
     parallelism = plan.parallelism_of(vertex.id)
     if len(stored) == parallelism:
         return stored
@@ -436,10 +451,11 @@ def _open(store: Store, file: SlotFile) -> StateFile:
 
 
 def _restored(stored: StoredSection) -> RestoredSection:
-    return RestoredSection(_plain_name(stored.key), stored.key.key_groups, stored.data)
+    return RestoredSection(plain_name(stored.key), stored.key.key_groups, stored.data)
 
 
-def _plain_name(key: SectionKey) -> str:
+def plain_name(key: SectionKey) -> str:
+    """As its operator knows it, which may have several of one name."""
     return key.name.rpartition(PART_MARK)[0]
 
 
