@@ -119,6 +119,7 @@ def test_a_savepoint_is_written_from_rows_and_edited_and_a_query_goes_on_from_it
         tg.savepoints.from_dataframe(wrong, path=tmp_path / "third", state="total", query=query)
     with pytest.raises(tg.UserError, match="Say what the savepoint is for"):
         tg.savepoints.from_dataframe(known, path=tmp_path / "third", state="total")
+    assert not (tmp_path / "third").exists()
 
 
 def test_groups_sessions_keys_and_joined_rows_are_dataframes(spark: SparkSession, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.stored_checkpoint import Captured, StoredJob, plan_of
 from tests.unit.test_checkpoint_tables import (
     INPUT,
+    STATES,
     process,
     rows_of,
     stateful,
@@ -21,11 +22,11 @@ from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import WrittenSavepoint, new_savepoint, rewritten_savepoint
 from tidegate.model.elements import Batch
 from tidegate.model.errors import IncompatibleCheckpoint, OptionError, StorageFailure
-from tidegate.model.ids import ChannelId, EdgeId, SlotIndex, TaskId, range_of
+from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import ProcessorHandle, TaskContext, Times
 from tidegate.plan.key_groups import hash_rows, key_group_of
-from tidegate.plan.nodes import DeclaredState, StateShape
+from tidegate.plan.nodes import DeclaredState, StateShape, TimeMode
 from tidegate.plan.physical import DeduplicateSpec, JobPlan, TransformWithStateSpec
 from tidegate.storage.store import LocalFiles
 from tidegate.testing.manual_clock import ManualClock
@@ -145,6 +146,33 @@ def test_maps_and_nested_values_are_stored_as_user_code_stores_them(tmp_path: Pa
     path = write(new(tmp_path / "new", "by"), ("a", 3, DETAILS), ("a", 4, None))
     entries = found_by(path, "a", job_plan(), backends)["a"][2]
     assert entries == {(3,): ([365, [["x", 7], ["y", None]]],), (4,): (None,)}
+
+
+@pytest.mark.parametrize("time_zone", [None, "Europe/Berlin"])
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.decimal128(9, 3)])
+def test_keys_of_every_kind_are_found_by_the_rows_of_the_stream(
+    tmp_path: Path, kind: pa.DataType, time_zone: str | None
+) -> None:
+    columns = pa.schema([("t", kind), ("v", pa.int64())])
+    spec = TransformWithStateSpec(1, b"", columns, columns, TimeMode.PROCESSING_TIME, None, time_zone, states=STATES)
+    plan = plan_of(spec, schema=columns)
+    key = pa.array([86_400_000_000], pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else None
+    key = pa.array([1 if pa.types.is_date(kind) else Decimal("10.000")], kind) if key is None else key
+    target = new_savepoint(str(tmp_path), plan, [], operator=None, state="count", now_ms=5)
+    write(target, (key[0].as_py(), 5, None))
+    looking = Looking()
+    code: Any = type("Code", (), {"processor": lambda self, command, **names: looking})()
+    restored = restore_slot(LocalFiles(tmp_path), "manifest.json", plan, SlotIndex(0))
+    task = TaskId(plan.vertices[1].id, 0)
+    operator = build_operator(spec)
+    backends = open_backends("heap")
+    own = KeyGroupRange(0, 128)
+    context = TaskContext(task, 1, 128, own, ManualClock(), code, lambda: backends.open(own))
+    operator.open(context, restored.tasks[task].sections[0])
+    process(operator, pa.RecordBatch.from_arrays([key, pa.array([0], pa.int64())], schema=columns))
+    assert [found[0] for found in looking.found.values()] == [(5, None)]
+    (row,) = rows_of(path=str(tmp_path), table="state", state="count")
+    assert row["t"] == key[0].as_py()
 
 
 def test_what_was_written_reads_as_it_was_given(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
 
+from tidegate.api.places import missing_folders, remove_empty
 from tidegate.api.writer import DataStreamWriter
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import WrittenSavepoint, new_savepoint, rewritten_savepoint
@@ -42,16 +43,22 @@ class Savepoints:
         require_classic(df)
         if df.isStreaming:
             raise OptionError("A savepoint is written from a DataFrame with an end, not from a stream: use spark.read.")
-        target = _target(
-            _absolute(path),
-            state=state,
-            operator=operator,
-            query=query,
-            based_on=based_on,
-            max_parallelism=max_parallelism,
-        )
-        write_savepoint(df, target)
-        return target.path
+        folder = _absolute(path)
+        absent = missing_folders([folder])
+        try:
+            target = _target(
+                folder,
+                state=state,
+                operator=operator,
+                query=query,
+                based_on=based_on,
+                max_parallelism=max_parallelism,
+            )
+            write_savepoint(df, target)
+        except BaseException:
+            remove_empty(absent)
+            raise
+        return folder
 
 
 def _target(

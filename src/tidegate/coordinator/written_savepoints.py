@@ -68,6 +68,10 @@ class WrittenSavepoint:
     def slots(self) -> int:
         return self.manifest.parallelism
 
+    @property
+    def operators(self) -> int:
+        return len(self._plan.operators)
+
     def encoder(self) -> RowEncoder:
         return RowEncoder(self.operator, self.number, self.state, self.manifest.max_parallelism)
 

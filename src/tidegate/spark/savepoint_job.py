@@ -102,15 +102,14 @@ def _writing(target: WrittenSavepoint) -> Callable[[Iterable[pa.RecordBatch]], I
 
 
 def _batches(entries: Iterator[StateEntry], target: WrittenSavepoint) -> Iterator[pa.RecordBatch]:
+    max_parallelism = target.manifest.max_parallelism
+    every = np.arange(max_parallelism)
+    owners = [
+        owner_of(every, parallelism=target.subtasks_of(operator), max_parallelism=max_parallelism).tolist()
+        for operator in range(target.operators)
+    ]
     for piece in chunks(entries):
-        columns = list(zip(*piece, strict=True))
-        slots = [
-            _owner(entry.key_group, target.subtasks_of(entry.operator), target.manifest.max_parallelism)
-            for entry in piece
-        ]
-        arrays = [pa.array(values, field.type) for values, field in zip([slots, *columns], _ENTRY, strict=True)]
+        slots = [owners[entry.operator][entry.key_group] for entry in piece]
+        columns = [slots, *zip(*piece, strict=True)]
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, _ENTRY, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ENTRY)
-
-
-def _owner(key_group: int, parallelism: int, max_parallelism: int) -> int:
-    return int(owner_of(np.array([key_group]), parallelism=parallelism, max_parallelism=max_parallelism)[0])
