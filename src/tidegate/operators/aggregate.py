@@ -69,6 +69,7 @@ class AggregateOperator:
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         rows = self._in_time(rows)
         if rows.num_rows:
+            self._before_change()
             slots = self._slots_of(rows)
             self._calls.add(rows, slots)
             self._dirty.used[slots] = True
@@ -107,8 +108,9 @@ class AggregateOperator:
             return True
         self._clear_fired()
         if self._dead > max(_FEW_GROUPS, self._index.count // 2):
-            self._compaction = Compaction(self._index, self._expiry.live)
-            return not self._has_compacted(self._compaction, self._expiry)
+            arrays = [*self._calls.arrays(), *self._expiry.arrays(), self._dirty]
+            self._compaction = Compaction(self._index, self._expiry.live, arrays)
+            return True
         return False
 
     def watermark_behind(self, event_time_ms: int) -> int:
@@ -201,6 +203,7 @@ class AggregateOperator:
         self._emitted_at_ms = self._context.clock.monotonic_ms()
         if not self._has_dirty:
             return
+        self._before_change()
         changed = np.flatnonzero(self._dirty.used)
         self._dirty.used[:] = False
         self._has_dirty = False
@@ -222,6 +225,10 @@ class AggregateOperator:
         self._calls.clear(fired)
         self._dead += len(fired)
 
+    def _before_change(self) -> None:
+        if self._compaction is not None:
+            self._compaction.values_changed()
+
     def _has_compacted(self, compaction: Compaction, expiry: Expiry) -> bool:
         """Does a part of it; whether that was the last."""
         compacted = compaction.advance(expiry.live)
@@ -229,9 +236,8 @@ class AggregateOperator:
             return False
         self._compaction = None
         self._index = compacted.index
+        compacted.values.put_in_place()
         self._calls.keep(compacted.slots)
-        self._dirty.keep(compacted.slots)
-        expiry.keep(compacted.slots)
         self._dead = int(np.count_nonzero(~expiry.live))
         return True
 

@@ -94,12 +94,20 @@ class GrowingArray(Generic[ScalarT]):
 
     def keep(self, places: npt.NDArray[np.int64]) -> None:
         """Place i becomes what places[i] was; the old memory is left alone."""
-        capacity = next(_capacities)
-        while capacity < len(places):
-            capacity *= 2
-        kept = np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
+        kept = self.memory_for(len(places))
         kept[: len(places)] = self.used[places]
-        self._all, self._copy, self.count = kept, None, len(places)
+        self.take_over(kept, len(places))
+
+    def memory_for(self, count: int) -> npt.NDArray[ScalarT]:
+        """Zeros, for so many values and some more."""
+        capacity = next(_capacities)
+        while capacity < count:
+            capacity *= 2
+        return np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
+
+    def take_over(self, memory: npt.NDArray[ScalarT], count: int) -> None:
+        """Memory in which its values stand from now on, and how many they are; the old memory is left alone."""
+        self._all, self._copy, self.count = memory, None, count
 
     def grow_to(self, count: int) -> None:
         """New places hold zero."""
