@@ -13,7 +13,19 @@ from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.operators import static_join
 from tidegate.operators.contract import GivesLater
 from tidegate.operators.static_join import StaticJoinOperator
-from tidegate.plan.nodes import JoinType, StreamSide
+from tidegate.plan.expressions import Column
+from tidegate.plan.lower import lower
+from tidegate.plan.nodes import (
+    Aggregate,
+    AggregateCall,
+    AggregateFunction,
+    JoinType,
+    OutputMode,
+    Scan,
+    Sink,
+    StaticJoin,
+    StreamSide,
+)
 from tidegate.plan.physical import Giving, StaticJoinSpec
 from tidegate.protocol.rescale import split_items
 from tidegate.state.contract import RestoredSection
@@ -179,3 +191,24 @@ def test_a_table_on_the_left_is_joined_in_slices_too() -> None:
     (again,) = restarted(spec_of(JoinType.RIGHT_OUTER, TABLE, side=StreamSide.RIGHT), task.stored(), 1)
     rows = [row for part in again.all_held() for row in part]
     assert rows == [(*row, 1, 5) for row in TABLE[7:100]] + [(None, None, 3, 6)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "giving"),
+    [
+        (OutputMode.APPEND, Giving.IN_SLICES),
+        (OutputMode.UPDATE, Giving.AT_ONCE),
+        (OutputMode.COMPLETE, Giving.AT_ONCE),
+    ],
+)
+def test_behind_an_aggregation_that_shows_groups_anew_an_epochs_rows_stay_together(
+    mode: OutputMode, giving: Giving
+) -> None:
+    k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
+    total = AggregateCall(AggregateFunction.SUM, (v,), pa.int64(), ansi=True)
+    grouped = Aggregate(Scan("rate", {}, STREAM), (k,), (total,), (k, v), STREAM)
+    spec = spec_of(JoinType.INNER, TABLE)
+    join = StaticJoin(grouped, spec.stream_side, spec.type, spec.keys, spec.table, None, spec.schema)
+    plan = lower(join, Sink("noop", {}, spec.schema, mode), parallelism=2, max_parallelism=128)
+    (made,) = [each for vertex in plan.vertices for each in vertex.operators if isinstance(each, StaticJoinSpec)]
+    assert made.giving is giving

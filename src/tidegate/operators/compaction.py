@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
 
@@ -26,7 +27,7 @@ class KeptArrays:
     def __init__(self, arrays: Sequence[GrowingArray[Any]], slots: Slots) -> None:
         self._arrays = list(arrays)
         self._slots = slots
-        self._kept = [array.memory_for(len(slots)) for array in arrays]
+        self._kept: list[npt.NDArray[Any]] = []
         self._array = 0
         self._copied = 0
 
@@ -42,10 +43,14 @@ class KeptArrays:
             array.take_over(kept, len(self._slots))
 
     def _copy_part(self, most_bytes: int) -> int:
-        values, kept, start = self._arrays[self._array].used, self._kept[self._array], self._copied
+        array, start = self._arrays[self._array], self._copied
+        if start == 0:
+            # Not all of them at once: memory that was used before is filled with zeros.
+            self._kept.append(array.memory_for(len(self._slots)))
+        kept = self._kept[-1]
         bytes_each = kept.itemsize * int(np.prod(kept.shape[1:]))
         stop = min(start + max(1, most_bytes // bytes_each), len(self._slots))
-        kept[start:stop] = values[self._slots[start:stop]]
+        kept[start:stop] = array.used[self._slots[start:stop]]
         self._copied = stop
         if stop == len(self._slots):
             self._array, self._copied = self._array + 1, 0

@@ -37,6 +37,7 @@ class SessionCompaction:
             is_used[self._old.keys.used[self.slots[part]]] = True
             yield False
         keys = Compaction(self.index, is_used)
+        yield False
         while (compacted := keys.advance(is_used)) is None:
             yield False
         while not self.values.copy_some(MOST_COPIED_BYTES):
@@ -49,7 +50,8 @@ class SessionCompaction:
         for part in self._parts_of(len(keys.slots)):
             numbers[keys.slots[part]] = np.arange(part.start, part.stop)
             yield False
-        self.sessions.grow_keys_to(len(keys.slots))
+        self.sessions.reserve(session_count=len(self.slots), key_count=len(keys.slots))
+        yield False
         for part in self._parts_of(len(self.slots)):
             slots = self.slots[part]
             self.sessions.add_closed_up(numbers[self._old.keys.used[slots]], self._old.starts_us.used[slots])

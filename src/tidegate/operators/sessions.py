@@ -71,6 +71,13 @@ class Sessions:
     def grow_keys_to(self, key_count: int) -> None:
         self._first_of_key.grow_to(max(self._first_of_key.count, key_count))
 
+    def reserve(self, *, session_count: int, key_count: int) -> None:
+        """Room for so many sessions of so many keys, while there are none."""
+        for array in (self.keys, self.starts_us, self._next):
+            array.reserve(session_count)
+        self._first_of_key.reserve(key_count)
+        self._first_of_key.grow_to(key_count)
+
     def add_closed_up(self, keys: Slots, starts_us: npt.NDArray[np.int64]) -> None:
         """Sessions at the next slots; others of their keys may be here already, but no rows have joined them."""
         first = self.count
