@@ -124,22 +124,24 @@ def test_values_that_change_meanwhile_are_copied_anew_and_in_one_step_if_they_do
     assert values.used.tolist() == [changes, *range(1, 100)]
 
 
-def test_a_key_that_comes_again_while_forgotten_ones_are_left_behind_passes_once() -> None:
+@pytest.mark.parametrize("steps_before", [1, 5, 7, 8, 9, 11])
+def test_a_key_that_comes_again_while_forgotten_ones_are_left_behind_passes_once(steps_before: int) -> None:
     none: Any = None
     operator = build_operator(DeduplicateSpec(2, 1, ForgetByKey(1), SCHEMA))
     operator.open(TaskContext(TaskId(VertexId(1), 0), 1, 128, KeyGroupRange(0, 128), none, none, none), [])
     out: list[pa.RecordBatch] = []
     operator.process(batch([(str(number), 10 if number < 60 else 90, 0) for number in range(100)]), out.append)
     operator.on_watermark(50_000)
-    assert operator.fire(1, out.append)
+    for _ in range(steps_before):
+        assert operator.fire(1, out.append)
     again = [(str(number), 90, 0) for number in range(80)]
     out.clear()
     operator.process(batch(again), out.append)
     assert len(rows_of(out)) == 60
-    steps = 1
+    steps = steps_before
     while operator.fire(1, out.append):
         steps += 1
-    assert steps > 40 // COPIED
+    assert steps > 2 * (100 // COPIED), "keys, then what stands beside them"
     out.clear()
     operator.process(batch([(str(number), 90, 0) for number in range(101)]), out.append)
     assert [row[0] for row in rows_of(out)] == ["100"]
@@ -201,6 +203,28 @@ def test_groups_that_change_at_any_step_of_it_have_their_newest_values(mode: Out
     running.advance(200)
     last = {row[0]: row[2] for row in shown + running.taken() if row[1] == (90, 100)}
     assert last == {str(number): 2 if 60 <= number < 100 else 1 for number in range(50, 110)}
+
+
+def test_groups_that_were_shown_while_finished_ones_are_left_behind_are_not_shown_again() -> None:
+    def begun(steps: int) -> Running:
+        running = Running(spec_of(OutputMode.UPDATE, EventTimeKey.WINDOW))
+        rows = [(str(number), (0, 10) if number < 61 else (90, 100), 1) for number in range(120)]
+        running.process(rows)
+        running.operator.on_watermark(50)
+        for _ in range(steps):
+            assert running.operator.fire(1, running.out.append)
+        return running
+
+    steps = 1
+    running = begun(0)
+    while running.operator.fire(1, running.out.append):
+        steps += 1
+    for left in range(1, 10):
+        running = begun(steps - left)
+        assert len(running.flushed()) == 120
+        while running.operator.fire(1, running.out.append):
+            pass
+        assert running.flushed() == []
 
 
 class Sessions:
