@@ -63,7 +63,7 @@ explore: setup ## Try properties, and expressions beside Spark, on examples that
 	@TIDEGATE_EXPLORE=1 $(BIN)/python -m pytest -q tests/spark/test_every_expression.py
 
 bench: setup ## Measure beside Flink and Spark, into benchmarks/RESULTS.md; QUICK=1 is shorter, ONLY="slow-operator peak" chooses
-	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(REPETITIONS),--repetitions $(REPETITIONS))
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(WRITE_PART),--write-part)
 
 bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARGS=--json prints numbers
 	@$(BIN)/python -m benchmarks.protocol $(ARGS)

@@ -42,8 +42,10 @@ def main() -> None:
     has_failed = False
     for number, benchmark in enumerate(chosen, 1):
         print(f"\n[{number}/{len(chosen)}] {benchmark.title}", flush=True)
-        variants = [one for one in benchmark.variants(size) if one.system in wanted]
+        every = benchmark.variants(size)
+        variants = [one for one in every if one.system in wanted]
         variants = [one for one in variants if not given.variants or any(part in one.name for part in given.variants)]
+        left_out = [one for one in every if one not in variants]
         if given.measure_s:
             variants = [replace(one, work={**one.work, "measure_s": given.measure_s}) for one in variants]
         try:
@@ -55,11 +57,11 @@ def main() -> None:
         repetitions = given.repetitions or benchmark.repetitions[size]
         measured = _measure(benchmark, variants, programs, repetitions)
         has_failed |= any(one.failures() for one in measured)
-        is_whole = not (given.systems or given.variants or given.measure_s)
+        is_written = not given.measure_s and (given.write_part or not left_out)
         machine = Machine.now(cores=CORES, java_version=programs.java_version)
-        text = write_section(benchmark, measured, size=size, machine=machine, write=is_whole)
+        text = write_section(benchmark, measured, size=size, machine=machine, write=is_written, left_out=left_out)
         print("\n" + text, flush=True)
-        if is_whole:
+        if is_written:
             print(f"written: {RESULTS.name}, section {benchmark.name!r}", flush=True)
     if has_failed:
         sys.exit(1)
@@ -74,6 +76,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--variants", nargs="*", help="only variants whose name contains one of these; RESULTS.md stays"
+    )
+    parser.add_argument(
+        "--write-part", action="store_true", help="with --systems or --variants: RESULTS.md all the same, which says so"
     )
     parser.add_argument("--repetitions", type=int, help="so many instead of the benchmark's own number")
     parser.add_argument("--measure-s", type=float, help="so long instead of the variant's own time; RESULTS.md stays")

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.benchmark import Benchmark, Measured, Size
+from benchmarks.benchmark import Benchmark, Measured, Size, Variant
 from benchmarks.flink.environment import FLINK_VERSION
 from benchmarks.plots import draw
 from benchmarks.processes import Observation
@@ -61,6 +61,7 @@ def write_section(
     size: Size,
     machine: Machine,
     write: bool,
+    left_out: Sequence[Variant] = (),
     page: Path = RESULTS,
 ) -> str:
     """The section's text; with `write` it is also put into the page, its numbers and plots beside it."""
@@ -69,6 +70,8 @@ def write_section(
     lines = [f"## {benchmark.title}", "", *benchmark.about, "", *_facts(measured, size, machine), "", *section.lines]
     if section.plots:
         lines += ["", f"![{benchmark.title}](results/{benchmark.name}.png)"]
+    if left_out:
+        lines += ["", f"Not run this time: {'; '.join(variant.title for variant in left_out)}."]
     failures = [f"- {one.variant.title}: {failure}" for one in measured for failure in one.failures()]
     if failures:
         lines += ["", "Failed runs:", "", *failures]

@@ -34,7 +34,8 @@ def variants(size: Size) -> list[Variant]:
         "warm_up_s": 0,
         "measure_s": interval_ms / 1000 * (_TENTH + 2) + 1,
     }
-    return [variant for mode in (UNALIGNED, UNALIGNED_DEBLOAT) for variant in of_both(mode, work)]
+    modes = (UNALIGNED, UNALIGNED_DEBLOAT) if size is Size.FULL else (UNALIGNED,)
+    return [variant for mode in modes for variant in of_both(mode, work)]
 
 
 def written(number: int) -> Value:

@@ -24,7 +24,7 @@ def variants(size: Size) -> list[Variant]:
         **SLOW_OPERATOR,
         "interval_ms": 1000,
         "warm_up_s": 30 if size is Size.FULL else 5,
-        "measure_s": 600 if size is Size.FULL else 20,
+        "measure_s": 600 if size is Size.FULL else 12,
     }
     modes = (DEFAULTS, UNALIGNED) if size is Size.FULL else (DEFAULTS,)
     return [of_tidegate(mode, work) for mode in modes]
@@ -80,7 +80,7 @@ def section(measured: Measurements) -> Section:
 
 
 ABOUT: Sequence[str] = (
-    "The slow operator with 1 ms per row and far more rows than it can take, for 10 minutes (quick: 20 s), a "
+    "The slow operator with 1 ms per row and far more rows than it can take, for 10 minutes (quick: 12 s), a "
     "checkpoint "
     "every second, Tidegate alone. What the driver's Python process, the workers and the JVM hold, pages that "
     "are shared "

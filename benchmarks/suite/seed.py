@@ -74,6 +74,11 @@ def _variant(active: str, work: dict[str, object], *, name: str, title: str) -> 
     )
 
 
+def queued_bytes(run: Observation) -> float | None:
+    """In the middle of what was seen."""
+    return statistics.median(sample["queued_bytes"] for sample in run.samples) if run.samples else None
+
+
 def pulled_variation(run: Observation) -> float | None:
     """The coefficient of variation of the rows pulled per second: 0 is perfectly even."""
     by_second: dict[int, float] = {}
@@ -92,6 +97,7 @@ def section(measured: Measurements) -> Section:
         Column("completed", completed_checkpoints),
         Column("failed", failed_checkpoints),
         Column("workers' memory, MB", most_workers_bytes, scale=1e-6),
+        Column("queued, MB", queued_bytes, digits=1, scale=1e-6),
         Column("allocated by Arrow, MB", figure("arrow_bytes"), scale=1e-6),
         Column("collector, ms", figure("gc_ms"), digits=1),
         Column("objects collected", figure("gc_objects")),
@@ -106,6 +112,7 @@ def section(measured: Measurements) -> Section:
             Target(
                 "checkpoints at least 6 times shorter with it", ratio(without, with_it, completed_ms(50)), at_least(6)
             ),
+            Target("a third of the bytes queued with it", ratio(with_it, without, queued_bytes), at_most(0.34)),
             Target("allocation at a third with it", ratio(with_it, without, figure("arrow_bytes")), at_most(0.34)),
             Target("time of the collector at a third with it", ratio(with_it, without, figure("gc_ms")), at_most(0.34)),
             Target(

@@ -14,6 +14,7 @@ import pytest
 from tidegate.model.errors import UserCodeFailure
 from tidegate.operators.accumulators.build import accumulator_of
 from tidegate.operators.accumulators.contract import Accumulator
+from tidegate.operators.compaction import KeptArrays
 from tidegate.plan.expressions import Call, Column
 from tidegate.plan.kernels import compile_expression
 from tidegate.plan.nodes import AggregateCall, AggregateFunction
@@ -183,7 +184,12 @@ def test_a_function_equals_a_fold_over_its_rows_through_every_change_of_its_slot
                 held[slot] = []
             case "keep":
                 order = r.sample(range(len(held)), r.randrange(3, len(held) + 1))
-                accumulator.keep(np.array(order))
+                slots = np.array(order)
+                kept = KeptArrays(accumulator.arrays, slots)
+                while not kept.copy_some(r.randrange(1, 100)):
+                    pass
+                kept.put_in_place()
+                accumulator.keep(slots)
                 held = {at: held[slot] for at, slot in enumerate(order)} | {at: [] for at in range(len(order), SLOTS)}
                 accumulator.grow_to(SLOTS)
             case "restore":

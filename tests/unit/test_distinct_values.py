@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.operators.accumulators.calls import CallStates
+from tidegate.operators.compaction import KeptArrays
 from tidegate.plan.expressions import Call, Column, Literal
 from tidegate.plan.nodes import AggregateCall, AggregateFunction
 
@@ -107,6 +108,9 @@ def test_a_value_counts_once_whatever_is_cleared_merged_and_restored(steps: list
 def test_groups_that_are_left_keep_what_they_saw() -> None:
     states = opened()
     add_rows(states, [(group, value, "x") for group in range(GROUPS) for value in range(group + 1)])
+    kept = KeptArrays(states.arrays(), np.array([3, 1]))
+    assert kept.copy_some(1 << 20)
+    kept.put_in_place()
     states.keep(np.array([3, 1]))
     states.grow_to(GROUPS)
     add_rows(states, [(0, 2, "x"), (1, 5, "x"), (2, 0, "x")])

@@ -134,13 +134,30 @@ def test_the_text_may_be_made_some_projections_before() -> None:
     assert sorted_rows(run(made, rows)) == sorted_rows(run(operators, rows))
 
 
-def test_a_text_that_another_column_takes_too_is_made_before() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [Column(0, "c0", TEXT), Call("Concat", (Literal("x", TEXT), Column(0, "c0", TEXT)), TEXT, ansi=True)],
+    ids=["as it is", "in an expression"],
+)
+def test_a_text_that_another_column_takes_too_is_made_before(other: Expression) -> None:
     project = counting(text_of(Column(0, "n", pa.int64())))[0]
     schema = pa.schema([("c0", TEXT), ("c1", TEXT)])
-    twice = ProjectSpec((Column(0, "c0", TEXT), Column(0, "c0", TEXT)), schema)
+    twice = ProjectSpec((Column(0, "c0", TEXT), other), schema)
     parts = combined([AggregateCall(F.COUNT_ROWS, (), pa.int64(), ansi=True)], schema, key_count=2, counts_rows=False)
     assert parts is not None
     assert with_late_keys([project, twice, parts.spec]) == (project, twice, parts.spec)
+
+
+def test_a_key_that_is_not_the_first_is_found_behind_reordered_columns() -> None:
+    name, number, other = Column(0, "name", TEXT), Column(1, "n", pa.int64()), Column(2, "m", pa.int64())
+    operators = reordered(counting(name, concat("a", text_of(number)), text_of(other), values=[number]), 2, 3, 1, 0)
+    first, _, combining = made = with_late_keys(operators)
+    assert isinstance(first, ProjectSpec) and isinstance(combining, PartialAggregateSpec)
+    assert first.columns == (other, number, number, name)
+    assert combining.input_schema.types == [TEXT, pa.int64(), pa.int64(), pa.int64()]
+    columns = [pa.array(["a", "b"] * 128), pa.array([1, 2, None, 2] * 64), pa.array([7, 8, 9, 9] * 64)]
+    rows = pa.record_batch(columns, names=["name", "n", "m"])
+    assert sorted_rows(run(made, rows)) == sorted_rows(run(operators, rows))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A stream joined with a fixed table that every task holds."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,18 +12,51 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
-from tidegate.operators import join_rows
+from tidegate.operators import static_join
 from tidegate.operators.build import build_operator
-from tidegate.operators.contract import TaskContext
+from tidegate.operators.contract import Operator, TaskContext
 from tidegate.plan.expressions import Call, Column
 from tidegate.plan.nodes import JoinType, StaticTable, StreamSide
-from tidegate.plan.physical import StaticJoinSpec
+from tidegate.plan.physical import Giving, StaticJoinSpec
+from tidegate.state.contract import RestoredSection
 
 STREAM = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 TABLE = pa.schema([("id", pa.int64()), ("limit", pa.int64())])
 Row = tuple[Any, ...]
 ROWS: list[Row] = [(1, 10), (2, 20), (2, 21), (None, 30)]
 STREAM_ROWS: list[Row] = [(1, 1), (2, 2), (3, 3), (None, 4)]
+
+
+def spec_of(
+    kind: JoinType,
+    table: list[Row],
+    *,
+    side: StreamSide = StreamSide.LEFT,
+    by_key: int = 1,
+    condition: Call | None = None,
+) -> StaticJoinSpec:
+    target = pa.BufferOutputStream()
+    with pa.ipc.new_stream(target, TABLE) as written:
+        for start in range(0, len(table), 3):
+            written.write_batch(batch(table[start : start + 3], TABLE))
+    single = kind in (JoinType.LEFT_SEMI, JoinType.LEFT_ANTI)
+    both = [*STREAM, *TABLE] if side is StreamSide.LEFT else [*TABLE, *STREAM]
+    return StaticJoinSpec(
+        kind,
+        side,
+        (Column(0, "k", pa.int64()),)[:by_key],
+        StaticTable((Column(0, "id", pa.int64()),)[:by_key], TABLE, bytes(target.getvalue())),
+        condition,
+        STREAM,
+        STREAM if single else pa.schema(both),
+    )
+
+
+def opened(spec: StaticJoinSpec, restored: Sequence[RestoredSection] = ()) -> Operator:
+    operator = build_operator(spec)
+    none: Any = None
+    operator.open(TaskContext(TaskId(VertexId(0), 0), 1, 128, KeyGroupRange(0, 128), none, none, none), restored)
+    return operator
 
 
 def joined(
@@ -33,24 +68,8 @@ def joined(
     by_key: int = 1,
     condition: Call | None = None,
 ) -> list[Row]:
-    target = pa.BufferOutputStream()
-    with pa.ipc.new_stream(target, TABLE) as written:
-        for start in range(0, len(table), 3):
-            written.write_batch(batch(table[start : start + 3], TABLE))
-    single = kind in (JoinType.LEFT_SEMI, JoinType.LEFT_ANTI)
-    both = [*STREAM, *TABLE] if side is StreamSide.LEFT else [*TABLE, *STREAM]
-    spec = StaticJoinSpec(
-        kind,
-        side,
-        (Column(0, "k", pa.int64()),)[:by_key],
-        StaticTable((Column(0, "id", pa.int64()),)[:by_key], TABLE, bytes(target.getvalue())),
-        condition,
-        STREAM,
-        STREAM if single else pa.schema(both),
-    )
-    operator = build_operator(spec)
-    none: Any = None
-    operator.open(TaskContext(TaskId(VertexId(0), 0), 1, 128, KeyGroupRange(0, 128), none, none, none), [])
+    spec = spec_of(kind, table, side=side, by_key=by_key, condition=condition)
+    operator = opened(replace(spec, giving=Giving.AT_ONCE))
     out: list[pa.RecordBatch] = []
     operator.process(batch(stream, STREAM), out.append)
     assert operator.snapshot() == []
@@ -94,7 +113,7 @@ def test_the_condition_decides_who_is_a_partner() -> None:
 
 
 def test_without_keys_every_row_meets_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_rows, "PAIRS_AT_ONCE", 5)
+    monkeypatch.setattr(static_join, "MOST_PAIRS_AT_ONCE", 5)
     assert Counter(joined(JoinType.INNER, STREAM_ROWS, ROWS, by_key=0)) == {
         (*one, *other): 1 for one in STREAM_ROWS for other in ROWS
     }

@@ -48,6 +48,7 @@ class AggregateOperator:
         self._expiry = Expiry() if is_finite else None
         self._dirty: GrowingArray[np.bool_] = GrowingArray(np.bool_)
         self._has_dirty = False
+        self._shown_to = 0
         self._fired: list[Slots] = []
         self._dead = 0
         self._compaction: Compaction | None = None
@@ -69,11 +70,13 @@ class AggregateOperator:
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         rows = self._in_time(rows)
         if rows.num_rows:
+            self._before_change()
             slots = self._slots_of(rows)
             self._calls.add(rows, slots)
             self._dirty.used[slots] = True
             self._has_dirty = True
-        self._emit_if_due(emit)
+        if self._is_emission_due():
+            self._emit_some_dirty(emit)
 
     def before_barrier(self, emit: Emit) -> None:
         self._flush(emit)
@@ -83,7 +86,8 @@ class AggregateOperator:
         self._has_ended = True
 
     def on_idle(self, emit: Emit) -> None:
-        self._emit_if_due(emit)
+        if self._is_emission_due():
+            self._emit_dirty(emit)
 
     def on_watermark(self, event_time_ms: int) -> None:
         if self._expiry is not None:
@@ -107,8 +111,9 @@ class AggregateOperator:
             return True
         self._clear_fired()
         if self._dead > max(_FEW_GROUPS, self._index.count // 2):
-            self._compaction = Compaction(self._index, self._expiry.live)
-            return not self._has_compacted(self._compaction, self._expiry)
+            arrays = [*self._calls.arrays(), *self._expiry.arrays(), self._dirty]
+            self._compaction = Compaction(self._index, self._expiry.live, arrays)
+            return True
         return False
 
     def watermark_behind(self, event_time_ms: int) -> int:
@@ -182,13 +187,12 @@ class AggregateOperator:
             case OutputMode.COMPLETE:
                 self._emit_all(emit, np.arange(self._index.count))
 
-    def _emit_if_due(self, emit: Emit) -> None:
+    def _is_emission_due(self) -> bool:
         if self._spec.mode is not OutputMode.UPDATE or not self._has_dirty:
-            return
+            return False
         if self._spec.group_rows is GroupRows.ONCE_PER_EPOCH:
-            return
-        if self._context.clock.monotonic_ms() - self._emitted_at_ms >= EMIT_INTERVAL_MS:
-            self._emit_dirty(emit)
+            return False
+        return self._context.clock.monotonic_ms() - self._emitted_at_ms >= EMIT_INTERVAL_MS
 
     def _emit_for_the_last_time(self, slots: Slots, emit: Emit) -> None:
         """Groups that go: in update mode as far as they have changed since they were shown."""
@@ -197,10 +201,25 @@ class AggregateOperator:
             self._dirty.used[slots] = False
         self._emit_all(emit, slots)
 
+    def _emit_some_dirty(self, emit: Emit) -> None:
+        """As many changed groups as fit into a batch; the next step goes on behind them, until it was at all."""
+        self._before_change()
+        changed = np.flatnonzero(self._dirty.used[self._shown_to :])[:EMIT_BATCH_ROWS] + self._shown_to
+        self._dirty.used[changed] = False
+        if len(changed) == EMIT_BATCH_ROWS:
+            self._shown_to = int(changed[-1]) + 1
+        else:
+            # Those that changed meanwhile, in front of where it was, wait for the next round.
+            self._shown_to, self._has_dirty = 0, bool(self._dirty.used.any())
+            self._emitted_at_ms = self._context.clock.monotonic_ms()
+        self._emit_all(emit, changed)
+
     def _emit_dirty(self, emit: Emit) -> None:
         self._emitted_at_ms = self._context.clock.monotonic_ms()
+        self._shown_to = 0
         if not self._has_dirty:
             return
+        self._before_change()
         changed = np.flatnonzero(self._dirty.used)
         self._dirty.used[:] = False
         self._has_dirty = False
@@ -222,6 +241,10 @@ class AggregateOperator:
         self._calls.clear(fired)
         self._dead += len(fired)
 
+    def _before_change(self) -> None:
+        if self._compaction is not None:
+            self._compaction.values_changed()
+
     def _has_compacted(self, compaction: Compaction, expiry: Expiry) -> bool:
         """Does a part of it; whether that was the last."""
         compacted = compaction.advance(expiry.live)
@@ -229,9 +252,9 @@ class AggregateOperator:
             return False
         self._compaction = None
         self._index = compacted.index
+        self._shown_to = 0
+        compacted.values.put_in_place()
         self._calls.keep(compacted.slots)
-        self._dirty.keep(compacted.slots)
-        expiry.keep(compacted.slots)
         self._dead = int(np.count_nonzero(~expiry.live))
         return True
 

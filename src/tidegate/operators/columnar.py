@@ -94,12 +94,25 @@ class GrowingArray(Generic[ScalarT]):
 
     def keep(self, places: npt.NDArray[np.int64]) -> None:
         """Place i becomes what places[i] was; the old memory is left alone."""
-        capacity = next(_capacities)
-        while capacity < len(places):
-            capacity *= 2
-        kept = np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
+        kept = self.memory_for(len(places))
         kept[: len(places)] = self.used[places]
-        self._all, self._copy, self.count = kept, None, len(places)
+        self.take_over(kept, len(places))
+
+    def memory_for(self, count: int) -> npt.NDArray[ScalarT]:
+        """Zeros, for so many values and some more."""
+        capacity = next(_capacities)
+        while capacity < count:
+            capacity *= 2
+        return np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
+
+    def reserve(self, count: int) -> None:
+        """Room for so many values in an array that has none: it is not moved while they come."""
+        # Behind three quarters of it, an appended array is moved on.
+        self._all = self.memory_for(count + count // (_LAST_PART - 1) + 1)
+
+    def take_over(self, memory: npt.NDArray[ScalarT], count: int) -> None:
+        """Memory in which its values stand from now on, and how many they are; the old memory is left alone."""
+        self._all, self._copy, self.count = memory, None, count
 
     def grow_to(self, count: int) -> None:
         """New places hold zero."""
@@ -170,6 +183,10 @@ class FixedKeys:
     def append(self, rows: KeyColumn, which: Slots) -> None:
         self._values.append(rows.values[which].view(self._values.used.dtype))
 
+    def reserve(self, count: int) -> None:
+        """Room for so many keys, while there are none."""
+        self._values.reserve(count)
+
     def column(self) -> KeyColumn:
         """All that is here, for another to append from."""
         return KeyColumn(self._values.used, None)
@@ -209,6 +226,11 @@ class VariableKeys:
             self._data.append(data)
         else:
             self._offsets.append(np.full(len(added), self._data.count))
+
+    def reserve(self, count: int) -> None:
+        # The bytes that they will take are not known.
+        self._offsets.reserve(count + 1)
+        self._offsets.used[0] = 0
 
     def column(self) -> KeyColumn:
         return KeyColumn(self._stored(), None)
@@ -292,6 +314,11 @@ class KeyIndex:
         """An index of such keys without any, but with room for so many."""
         copy = KeyIndex(self._kinds)
         copy.table = KeyTable(key_count)
+        for column in copy._columns:
+            column.reserve(key_count)
+        for valid in copy._valid:
+            valid.reserve(key_count)
+        copy._hashes.reserve(key_count)
         return copy
 
     def append_from(self, other: "KeyIndex", slots: Slots) -> None:

@@ -57,6 +57,8 @@ class DeduplicateOperator:
         rows = self._in_time(rows)
         if rows.num_rows == 0:
             return
+        if self._compaction is not None:
+            self._compaction.values_changed()
         slots = self._index.find_or_add(rows)
         nothing = np.zeros(0, dtype=np.int64)
         self._expiry.watch(nothing, nothing, self._index.count)
@@ -89,8 +91,8 @@ class DeduplicateOperator:
         if found.has_more:
             return True
         if self._dead > max(_FEW_KEYS, self._index.count // 2):
-            self._compaction = Compaction(self._index, self._expiry.live)
-            return not self._has_compacted(self._compaction)
+            self._compaction = Compaction(self._index, self._expiry.live, self._expiry.arrays())
+            return True
         return False
 
     def _has_compacted(self, compaction: Compaction) -> bool:
@@ -100,7 +102,7 @@ class DeduplicateOperator:
             return False
         self._compaction = None
         self._index = compacted.index
-        self._expiry.keep(compacted.slots)
+        compacted.values.put_in_place()
         self._dead = int(np.count_nonzero(~self._expiry.live))
         return True
 

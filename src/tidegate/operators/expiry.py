@@ -6,7 +6,7 @@ Keeps each group's end by slot. Must never call a group finished before the wate
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -145,11 +145,10 @@ class Expiry:
     def end(self, slots: Slots) -> None:
         self._is_live.used[slots] = False
 
-    def keep(self, slots: Slots) -> None:
-        """Slot i becomes what slots[i] was; not while some that are finished wait to be given out."""
+    def arrays(self) -> list[GrowingArray[Any]]:
+        """What stands by slot; slots may get another number while none that is finished waits to be given out."""
         assert self._due is None, "slots that were found would mean other groups"
-        self._ends_us.keep(slots)
-        self._is_live.keep(slots)
+        return [self._ends_us, self._is_live]
 
     def size_bytes(self) -> int:
         return self._ends_us.used.nbytes + self._is_live.used.nbytes

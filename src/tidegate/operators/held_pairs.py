@@ -1,7 +1,7 @@
-"""Pairs of an inner join that are still to be given out: a row with very many partners comes out slice by slice.
+"""Pairs of a join that are still to be given out: a row with very many partners comes out slice by slice.
 
 What is held are the numbers of pairs, not the pairs. A snapshot stores the rows that are left to be given, each with
-its key group. Must never let event time pass what it holds.
+its key group. Must never mark a row as one that has had a partner: that is done before its pairs come here.
 """
 
 from collections import deque
@@ -16,7 +16,6 @@ from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.join_rows import PAIRS_AT_ONCE, Candidates, Pairs
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes, fixed_values_of
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection, Section
 
 PAIRS_SECTION: Final = "join-pairs"
@@ -50,7 +49,6 @@ class HeldPairs:
         self._format = RowFormat(PAIRS_SECTION, "a join", pa.schema([*columns, pa.field("key_hash", pa.uint64())]))
         self._made: deque[_Made] = deque()
         self._probes: deque[_Probe] = deque()
-        self._passed_ms = MIN_WATERMARK_MS
 
     def restore(self, section: RestoredSection, context: TaskContext) -> None:
         for stored in self._format.restored(section, context.key_groups):
@@ -79,11 +77,6 @@ class HeldPairs:
 
     def is_empty(self) -> bool:
         return not self._probes and not self._made
-
-    def watermark_behind(self, event_time_ms: int) -> int:
-        if self.is_empty():
-            self._passed_ms = event_time_ms
-        return self._passed_ms
 
     def snapshot(self, context: TaskContext) -> list[Section]:
         made = [self._sections_of_made(each, context) for each in self._made]

@@ -4,18 +4,19 @@ A session is a slot. A row that reaches into several sessions makes them one. Mu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.operators.accumulators.calls import CallStates
-from tidegate.operators.accumulators.contract import distinct_slots
 from tidegate.operators.aggregate import EMIT_BATCH_ROWS, LEAST_FIRED_GROUPS, plain_type
-from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots, fixed_array
+from tidegate.operators.columnar import KeyIndex, Slots, fixed_array
+from tidegate.operators.compaction import MOST_BEGINNINGS
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of, start_of
+from tidegate.operators.session_compaction import SessionCompaction
+from tidegate.operators.sessions import Sessions
 from tidegate.operators.stored_groups import sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.key_groups import hash_rows
@@ -24,7 +25,6 @@ from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
 
 _FEW_SESSIONS = 1 << 12
-_NONE = 0  # slots and keys in the chains are counted from 1
 
 
 class SessionAggregateOperator:
@@ -36,7 +36,7 @@ class SessionAggregateOperator:
         kinds = [plain_type(spec.input_schema.field(index).type) for index in range(self._key_count)]
         self._window_type = spec.input_schema.field(self._key_count).type
         self._index = KeyIndex(kinds)
-        self._sessions = _Sessions()
+        self._sessions = Sessions()
         self._calls = CallStates(spec.calls)
         self._expiry = Expiry()
         keys = [pa.field(f"key_{index}", kind) for index, kind in enumerate([*kinds, self._window_type])]
@@ -46,6 +46,8 @@ class SessionAggregateOperator:
         self._project = compile_projection(spec.results, spec.schema)
         self._fired: list[Slots] = []
         self._dead = 0
+        self._compaction: SessionCompaction | None = None
+        self._beginnings = 0
         self._has_ended = False
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
@@ -61,8 +63,9 @@ class SessionAggregateOperator:
             late = self._expiry.late(ends_us, lambda: hash_rows(rows, self._key_count))
             rows = self._context.late_rows.dropped(rows, late)
         if rows.num_rows:
+            # Not true of the sessions any more, so that it is begun anew.
+            self._compaction = None
             self._calls.add(rows, self._slots_of(rows))
-            self._compact_if_due()
 
     def before_barrier(self, emit: Emit) -> None:
         self._flush(emit)
@@ -82,6 +85,8 @@ class SessionAggregateOperator:
         """Emits sessions that nothing can extend any more."""
         if self._spec.mode is OutputMode.COMPLETE:
             return False
+        if self._compaction is not None and not self._has_compacted(self._compaction):
+            return True
         count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
         found = self._expiry.finished(count, lambda part: self._index.hashes[self._sessions.keys.used[part]])
         if len(found.slots):
@@ -90,9 +95,11 @@ class SessionAggregateOperator:
             self._fired.append(found.slots)
         if not found.has_more or sum(len(slots) for slots in self._fired) >= EMIT_BATCH_ROWS:
             self._drop_fired()
-        if not found.has_more:
-            self._compact_if_due()
-        return found.has_more
+        if found.has_more:
+            return True
+        if self._dead > max(_FEW_SESSIONS, self._sessions.count // 2):
+            return not self._has_begun_and_compacted()
+        return False
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """Sessions that are left end after the watermark, so none of their rows will be late behind it."""
@@ -134,28 +141,37 @@ class SessionAggregateOperator:
         if len(joined.absorbed):
             self._calls.merge(sources=joined.absorbed, targets=joined.absorbed_by)
             self._expiry.end(joined.absorbed)
-            self._drop(joined.absorbed)
+            self._calls.clear(joined.absorbed)
+            self._sessions.free(joined.absorbed)
         return joined.slot_of_row
-
-    def _drop(self, slots: Slots) -> None:
-        """They are not live any more."""
-        self._calls.clear(slots)
-        self._dead += len(slots)
 
     def _drop_fired(self) -> None:
         if self._fired:
-            self._drop(np.concatenate(self._fired))
+            fired = np.concatenate(self._fired)
             self._fired = []
+            self._calls.clear(fired)
+            self._dead += len(fired)
 
-    def _compact_if_due(self) -> None:
-        if self._dead <= max(_FEW_SESSIONS, self._sessions.count // 2) or self._expiry.is_giving_out():
-            return
-        live = np.flatnonzero(self._expiry.live)
-        used_keys = self._sessions.keep(live)
-        self._index = self._index.kept(used_keys)
-        self._calls.keep(live)
-        self._expiry.keep(live)
-        self._dead = 0
+    def _has_begun_and_compacted(self) -> bool:
+        """Whether it did it all, as it was begun too often."""
+        self._beginnings += 1
+        arrays = [*self._expiry.arrays(), *self._calls.arrays()]
+        self._compaction = SessionCompaction(self._index, self._sessions, self._expiry.live, arrays)
+        if self._beginnings <= MOST_BEGINNINGS:
+            return False
+        while not self._has_compacted(self._compaction):
+            pass
+        return True
+
+    def _has_compacted(self, compaction: SessionCompaction) -> bool:
+        """Does a part of it; whether that was the last."""
+        if not compaction.advance():
+            return False
+        self._compaction, self._beginnings, self._dead = None, 0, 0
+        self._index, self._sessions = compaction.index, compaction.sessions
+        compaction.values.put_in_place()
+        self._calls.keep(compaction.slots)
+        return True
 
     # -- groups out
 
@@ -170,127 +186,6 @@ class SessionAggregateOperator:
         windows = _windows(self._sessions.starts_us.used[slots], self._expiry.ends_us[slots], self._window_type)
         keys = self._index.gather(self._sessions.keys.used[slots])
         return pa.RecordBatch.from_arrays([*keys, windows, *self._calls.results(slots)], schema=self._row_schema)
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """`slots` with `ends_us`: sessions that are new or have grown; `absorbed` ones are part of `absorbed_by` now."""
-
-    slot_of_row: Slots
-    slots: Slots
-    ends_us: npt.NDArray[np.int64]
-    absorbed: Slots
-    absorbed_by: Slots
-
-
-class _Sessions:
-    """Which key each session is of and when it starts; the sessions of a key are a chain of slots."""
-
-    def __init__(self) -> None:
-        self.keys: GrowingArray[np.int64] = GrowingArray(np.int64)
-        self.starts_us: GrowingArray[np.int64] = GrowingArray(np.int64)
-        self._next: GrowingArray[np.int64] = GrowingArray(np.int64)
-        self._first_of_key: GrowingArray[np.int64] = GrowingArray(np.int64)
-
-    @property
-    def count(self) -> int:
-        return self.keys.count
-
-    def join(
-        self,
-        keys: Slots,
-        starts_us: npt.NDArray[np.int64],
-        row_ends_us: npt.NDArray[np.int64],
-        *,
-        ends_us: npt.NDArray[np.int64],
-        live: npt.NDArray[np.bool_],
-    ) -> _Joined:
-        """Puts rows, as windows of their own, among the sessions of their keys; what touches becomes one session."""
-        key_count = int(keys.max()) + 1
-        self._first_of_key.grow_to(max(self._first_of_key.count, key_count))
-        touched, _ = distinct_slots(keys, key_count)
-        held = self._sessions_of(touched, live)
-        all_keys = np.concatenate([self.keys.used[held], keys])
-        all_starts = np.concatenate([self.starts_us.used[held], starts_us])
-        all_ends = np.concatenate([ends_us[held], row_ends_us])
-        order = np.lexsort((all_ends, all_starts, all_keys))
-        numbers = _session_numbers(all_keys[order], all_starts[order], all_ends[order])
-        session_of = np.empty(len(order), dtype=np.int64)
-        session_of[order] = numbers
-        firsts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
-        starts, ends = all_starts[order][firsts], np.maximum.reduceat(all_ends[order], firsts)
-        slots, absorbed, absorbed_by = self._slots_for(held, session_of[: len(held)], len(firsts))
-        self.keys.used[slots] = all_keys[order][firsts]
-        self.starts_us.used[slots] = starts
-        self._chain(touched, slots)
-        return _Joined(slots[session_of[len(held) :]], slots, ends, absorbed, absorbed_by)
-
-    def keep(self, slots: Slots) -> Slots:
-        """Slot i becomes what slots[i] was; gives the keys that are still used, each of which becomes its place."""
-        self.keys.keep(slots)
-        self.starts_us.keep(slots)
-        used, places = np.unique(self.keys.used, return_inverse=True)
-        self.keys.used[:] = places
-        self._next = GrowingArray(np.int64)
-        self._next.grow_to(len(slots))
-        self._first_of_key = GrowingArray(np.int64)
-        self._first_of_key.grow_to(len(used))
-        self._chain(np.arange(len(used)), np.arange(len(slots)))
-        return used
-
-    def size_bytes(self) -> int:
-        return sum(array.used.nbytes for array in (self.keys, self.starts_us, self._next, self._first_of_key))
-
-    def _sessions_of(self, keys: Slots, live: npt.NDArray[np.bool_]) -> Slots:
-        """Live sessions of these keys. A chain is as long as a key has sessions at once, so few steps do."""
-        found = [np.zeros(0, dtype=np.int64)]
-        at = self._first_of_key.used[keys]
-        while len(at := at[at != _NONE]):
-            slots = at - 1
-            found.append(slots[live[slots]])
-            at = self._next.used[slots]
-        return np.concatenate(found)
-
-    def _slots_for(self, held: Slots, session_of: Slots, session_count: int) -> tuple[Slots, Slots, Slots]:
-        """Each session's slot: that of one it held already, or a new one; then the others it held, and by whom."""
-        slots = np.full(session_count, -1, dtype=np.int64)
-        slots[session_of] = held
-        is_new = slots < 0
-        added = int(np.count_nonzero(is_new))
-        slots[is_new] = np.arange(self.count, self.count + added)
-        count = self.count + added
-        for array in (self.keys, self.starts_us, self._next):
-            array.grow_to(count)
-        is_absorbed = slots[session_of] != held
-        return slots, held[is_absorbed], slots[session_of[is_absorbed]]
-
-    def _chain(self, keys: Slots, slots: Slots) -> None:
-        """These are all sessions of these keys."""
-        self._first_of_key.used[keys] = _NONE
-        if len(slots) == 0:
-            return
-        ordered = slots[np.argsort(self.keys.used[slots], kind="stable")]
-        owners = self.keys.used[ordered]
-        is_last = np.append(owners[1:] != owners[:-1], True)
-        self._next.used[ordered] = np.where(is_last, _NONE, np.append(ordered[1:], -1) + 1)
-        is_first = np.append(True, owners[1:] != owners[:-1])
-        self._first_of_key.used[owners[is_first]] = ordered[is_first] + 1
-
-
-def _session_numbers(keys: Slots, starts_us: npt.NDArray[np.int64], ends_us: npt.NDArray[np.int64]) -> Slots:
-    """A session number for each window, which are in order of key and start.
-
-    A new session begins where a window starts after all windows of its key before it have ended.
-    """
-    is_new_key = np.append(True, keys[1:] != keys[:-1])
-    # The furthest end so far, per key: by rank, so that key and end together fit into 64 bits.
-    ranked = np.sort(ends_us)
-    ranks = np.searchsorted(ranked, ends_us)
-    furthest = np.maximum.accumulate(np.cumsum(is_new_key) * len(keys) + ranks) % len(keys)
-    is_new = is_new_key
-    is_new[1:] |= starts_us[1:] > ranked[furthest[:-1]]
-    numbers: Slots = np.cumsum(is_new) - 1
-    return numbers
 
 
 def _windows(starts_us: npt.NDArray[np.int64], ends_us: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:

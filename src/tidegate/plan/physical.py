@@ -250,6 +250,7 @@ class StaticJoinSpec:
     condition: Expression | None
     stream_schema: pa.Schema
     schema: pa.Schema
+    giving: Giving = Giving.IN_SLICES
 
 
 OperatorSpec: TypeAlias = (

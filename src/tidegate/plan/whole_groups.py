@@ -87,7 +87,7 @@ def _without_holding(operator: OperatorSpec, sink: Sink) -> OperatorSpec:
                 f"Tidegate does not run tg.async_map behind an aggregation in {sink.mode.value} mode, because an older "
                 f"row of a group could come last: put it before groupBy, or use append mode."
             )
-        case GenerateSpec() | MapInArrowSpec() | EvalPythonSpec() | StreamJoinSpec():
+        case GenerateSpec() | MapInArrowSpec() | EvalPythonSpec() | StreamJoinSpec() | StaticJoinSpec():
             return replace(operator, giving=Giving.AT_ONCE)
         case _:
             return operator

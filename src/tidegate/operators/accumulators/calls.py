@@ -1,7 +1,7 @@
 """The running values of all calls of an aggregation as one: arguments, FILTER and DISTINCT are evaluated here."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidegate.operators.accumulators.build import accumulator_of, add_partials
 from tidegate.operators.accumulators.contract import Accumulator, Frozen
 from tidegate.operators.accumulators.distinct import DistinctRows, FreshRows
-from tidegate.operators.columnar import Slots, slots_array
+from tidegate.operators.columnar import GrowingArray, Slots, slots_array
 from tidegate.plan.expressions import Expression
 from tidegate.plan.kernels import compile_expression
 from tidegate.plan.key_groups import fixed_values_of, validity_of
@@ -81,7 +81,11 @@ class CallStates:
         for each in self._sets:
             each.seen.clear(slots)
 
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return [array for call in self._calls for array in call.accumulator.arrays]
+
     def keep(self, slots: Slots) -> None:
+        """As an accumulator does: what stands in `arrays` has been copied."""
         for call in self._calls:
             call.accumulator.keep(slots)
         for each in self._sets:

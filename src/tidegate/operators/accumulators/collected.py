@@ -1,6 +1,7 @@
 """collect_list and collect_set: the values of each group as an array."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +56,10 @@ class CollectedList:
         self._dead += len(entries)
         if self._dead > max(_FEW_VALUES, self._owners.count // 2):
             self._keep_entries(np.flatnonzero(self._owners.used))
+
+    @property
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return []
 
     def keep(self, slots: Slots) -> None:
         places = np.zeros(self._slot_count + 1, dtype=np.int64)
@@ -127,6 +132,10 @@ class CollectedSet:
         self._dead += len(entries)
         if self._dead > max(_FEW_VALUES, self._owners.count // 2):
             self._rebuild(np.arange(self._slot_count))
+
+    @property
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return []
 
     def keep(self, slots: Slots) -> None:
         places = np.full(self._slot_count, _NOBODY, dtype=np.int64)

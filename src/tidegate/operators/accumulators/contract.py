@@ -35,8 +35,13 @@ class Accumulator(Protocol):
 
     def clear(self, slots: Slots) -> None: ...
 
+    @property
+    def arrays(self) -> Sequence[GrowingArray[Any]]:
+        """What stands by slot in so many bytes each: whoever leaves slots behind copies it bit by bit."""
+        ...
+
     def keep(self, slots: Slots) -> None:
-        """Slot i becomes what slots[i] was; the others are gone."""
+        """Slot i becomes what slots[i] was, and the others are gone: in `arrays` that has been done."""
         ...
 
     def freeze(self) -> Frozen:
@@ -68,8 +73,7 @@ class FixedColumns:
             array.used[slots] = 0
 
     def keep(self, slots: Slots) -> None:
-        for array in self.arrays:
-            array.keep(slots)
+        return
 
     def freeze(self) -> Frozen:
         copies = [array.frozen() for array in self.arrays]

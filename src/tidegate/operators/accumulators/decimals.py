@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import UserCodeFailure
 from tidegate.operators.accumulators.contract import FixedColumns, Frozen, distinct_slots
-from tidegate.operators.columnar import Flags, Slots, fixed_array
+from tidegate.operators.columnar import Flags, GrowingArray, Slots, fixed_array
 from tidegate.plan.key_groups import fixed_values_of, validity_of
 
 _LIMBS = 4
@@ -105,9 +106,12 @@ class DecimalAverage:
         self._sum.clear(slots)
         self._counts.clear(slots)
 
+    @property
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return [*self._sum.arrays, *self._counts.arrays]
+
     def keep(self, slots: Slots) -> None:
-        self._sum.keep(slots)
-        self._counts.keep(slots)
+        return
 
     def freeze(self) -> Frozen:
         sums, counts = self._sum.freeze(), self._counts.freeze()

@@ -17,7 +17,7 @@ from tidegate.operators.accumulators.contract import (
     without_nulls,
 )
 from tidegate.operators.accumulators.stored_values import ValueSlots
-from tidegate.operators.columnar import Slots, fixed_array, slots_array
+from tidegate.operators.columnar import GrowingArray, Slots, fixed_array, slots_array
 from tidegate.plan.key_groups import fixed_values_of, validity_of
 
 _SIGN = np.uint64(1 << 63)
@@ -102,6 +102,10 @@ class ExtremeBy:
     def clear(self, slots: Slots) -> None:
         self._values.clear(slots)
         self._orderings.clear(slots)
+
+    @property
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return [*self._values.arrays, *self._orderings.arrays]
 
     def keep(self, slots: Slots) -> None:
         self._values.keep(slots)

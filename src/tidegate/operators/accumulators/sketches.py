@@ -4,6 +4,7 @@ Takes the 64-bit hashes of the values, which must be Spark's xxhash64 with its d
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +55,12 @@ class DistinctSketch:
     def clear(self, slots: Slots) -> None:
         self._counters.used[slots] = 0
 
+    @property
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return [self._counters]
+
     def keep(self, slots: Slots) -> None:
-        self._counters.keep(slots)
+        return
 
     def freeze(self) -> Frozen:
         copy = self._counters.used.copy()

@@ -5,6 +5,7 @@ when there is as much of it as of the rest.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,8 +87,11 @@ class ValueSlots:
     def clear(self, slots: Slots) -> None:
         self._numbers.used[slots] = 0
 
+    @property
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return [self._numbers]
+
     def keep(self, slots: Slots) -> None:
-        self._numbers.keep(slots)
         self._leave_dead_behind()
 
     def freeze(self) -> Callable[[slice], list[pa.Array]]:
