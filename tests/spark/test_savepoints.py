@@ -221,7 +221,7 @@ def test_what_cannot_be_started_from_is_refused_before_anything_starts(
     assert "maxParallelism 128 and the query 64" in said
     other = rows.stream().groupBy("k").agg(F.sum("v").alias("total"))
     said = sentence_of(IncompatibleCheckpoint, start({}, other))
-    assert "does not fit this query" in said
+    assert "which this query lacks" in said
     said = sentence_of(OptionError, start({"checkpoint.mode": "at_least_once", "checkpoint.unaligned": "true"}))
     assert "'checkpoint.mode' is at_least_once, which is never unaligned" in said
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
@@ -249,6 +249,34 @@ def test_totals_by_key_go_on_at_another_parallelism(rows: Rows, tmp_path: Path) 
     batch = totals(rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in"))).collect()
     assert sorted(newest.values()) == sorted(tuple(row) for row in batch)
     assert len(rows.committed(tmp_path)) > len(batch), "the first run has committed something"
+
+
+def test_totals_by_name_go_on_in_a_changed_query(rows: Rows, tmp_path: Path) -> None:
+    """A filter and a projection more, an operator in front and one behind: each has another place in the plan."""
+
+    def totals(df: DataFrame) -> DataFrame:
+        return tg.named(df.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total")), "totals")
+
+    def writer(df: DataFrame, slots: int, **options: Any) -> tg.DataStreamWriter:
+        return rows.writer_of(df, tmp_path, slots=slots, **ADAPTIVE | options).outputMode("update")
+
+    query = writer(totals(tg.named(rows.stream(), "orders").mapInArrow(slowly, job.INPUT)), 2).start()
+    until(lambda: completed(query) >= 2 and rows_read(query))
+    query.stop(savepoint=True)
+    assert len(rows.committed(tmp_path)) > 0
+
+    unnamed = rows.stream().groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
+    said = sentence_of(IncompatibleCheckpoint, writer(unnamed, 2).start)
+    assert "'totals' (Aggregate keys=[int64]" in said and "restore.allowNonRestored" in said
+    once = tg.named(rows.stream().select("*", F.lit(1).alias("one")).where("v is not null"), "orders").dropDuplicates()
+    changed = totals(once).select((F.col("total") + 0).alias("total"), "n", "k").where("k >= 0")
+    query = writer(changed.select("k", "n", "total"), 3).trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    newest: dict[int, tuple[int, ...]] = {}
+    for row in rows.committed(tmp_path):  # each change is a row, with a higher count than the one before
+        newest[row[0]] = row
+    batch = rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in")).groupBy("k")
+    assert sorted(newest.values()) == sorted(tuple(row) for row in batch.agg(F.count("*"), F.sum("v")).collect())
 
 
 def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tidegate.connectors.staged_source import IngestMode
+from tidegate.coordinator.compatibility import NotRestored
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms, parse_size_bytes
 from tidegate.network.address import parse_ports
@@ -290,6 +291,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "go back past a damaged checkpoint even if its output was committed and comes out again",
         ),
         OptionSpec(
+            "restore.allowNonRestored",
+            "false",
+            _choice("false", "true"),
+            "drop state that no operator of the query takes over, instead of refusing to start",
+            "execution.state-recovery.ignore-unclaimed-state",
+        ),
+        OptionSpec(
             "restart.strategy",
             "exponential",
             _choice("none", "fixed", "exponential"),
@@ -365,6 +373,7 @@ class QueryOptions:
     state_memory_bytes: int
     restore_from: str | None
     rollback: SinkRollback
+    not_restored: NotRestored
     restart: RestartStrategy
     page: PageOptions | None
 
@@ -430,6 +439,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         state_memory_bytes=_positive("state.rocksdb.memory", read),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
+        not_restored=_not_restored(read("restore.allowNonRestored")),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
         page=PageOptions(read("ui.host"), read("ui.port")) if read("ui.enabled") == "true" else None,
     )
@@ -470,6 +480,10 @@ def _debloat_target_ms(debloat: str, target_ms: float) -> float | None:
 
 def _rollback(allow_duplicates: str) -> SinkRollback:
     return SinkRollback.DUPLICATES_ALLOWED if allow_duplicates == "true" else SinkRollback.NONE
+
+
+def _not_restored(allow: str) -> NotRestored:
+    return NotRestored.DROPPED if allow == "true" else NotRestored.REFUSED
 
 
 def _restart(strategy: str, attempts: int, delay_ms: float) -> RestartStrategy:

@@ -55,6 +55,7 @@ class Coordinator:
                 keep=spec.keep,
                 restore_from=spec.restore_from,
                 rollback=spec.rollback,
+                not_restored=spec.not_restored,
             ),
             open_location=open_store,
             wall_ms=self._clock.wall_ms,

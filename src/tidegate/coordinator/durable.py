@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
-from tidegate.coordinator.compatibility import check_fits
+from tidegate.coordinator.compatibility import NotRestored, check_fits
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
+from tidegate.plan.matching import PlanMatch
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
 from tidegate.protocol.recovery import Refuse, Restore, SinkRollback, StartFresh, StoredCheckpoint, decide
@@ -35,7 +36,7 @@ from tidegate.storage.job_log import (
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
-from tidegate.worker.restoring import read_source_states
+from tidegate.worker.restoring import read_source_states, stored_places
 
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
 _REMEMBERED_COMMITTABLES = 100_000
@@ -67,6 +68,7 @@ class DurableSettings:
     rollback: SinkRollback = SinkRollback.NONE
     # From so many on, a summary takes the place of the log's entries.
     log_entries: int = SHORTENED_FROM
+    not_restored: NotRestored = NotRestored.REFUSED
 
 
 class DurableJob:
@@ -102,12 +104,12 @@ class DurableJob:
         """Before anything starts: whether there is something to restore, and whether it fits. Changes nothing."""
         chosen = self._choose(retained_checkpoints(self._log.read()))
         if chosen is not None:
-            check_fits(self._manifest(chosen), self._plan, self._settings.fingerprint)
+            self._match(self._place_of(chosen), self._manifest(chosen))
         elif self._settings.restore_from is not None:
             root, path = _locate(self._settings.restore_from)
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
-            check_fits(manifest, self._plan, self._settings.fingerprint)
+            self._match(store, manifest)
             _check_files(store, manifest)
 
     def use(self, plan: JobPlan) -> None:
@@ -132,13 +134,14 @@ class DurableJob:
         manifest = None if chosen is None else self._manifest(chosen)
         if manifest is None or chosen is None:
             return GenerationBasis(generation, None, None, next_checkpoint, {})
-        check_fits(manifest, self._plan, self._settings.fingerprint)
+        place = self._place_of(chosen)
+        match = self._match(place, manifest)
         return GenerationBasis(
             generation=generation,
             restore_manifest=chosen.manifest,
             restored_checkpoint=chosen.checkpoint,
             next_checkpoint=next_checkpoint,
-            source_states=read_source_states(self._place_of(chosen), manifest, self._plan),
+            source_states=read_source_states(place, manifest, self._plan, match),
             restore_location=chosen.location,
         )
 
@@ -146,14 +149,24 @@ class DurableJob:
         root, path = _locate(restore_from)
         store = self._open_location(root)
         manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
-        check_fits(manifest, self._plan, self._settings.fingerprint)
+        match = self._match(store, manifest)
         return GenerationBasis(
             generation=generation,
             restore_manifest=path,
             restored_checkpoint=manifest.checkpoint,
             next_checkpoint=max(first_id, CheckpointId(manifest.checkpoint + 1)),
-            source_states=read_source_states(store, manifest, self._plan),
+            source_states=read_source_states(store, manifest, self._plan, match),
             restore_location=root,
+        )
+
+    def _match(self, store: Store, manifest: Manifest) -> PlanMatch:
+        """What the plan takes over from a checkpoint; raises if it does not fit."""
+        return check_fits(
+            manifest,
+            self._plan,
+            self._settings.fingerprint,
+            not_restored=self._settings.not_restored,
+            stored_places=lambda: stored_places(store, manifest),
         )
 
     def _choose(self, retained: Sequence[CheckpointCompleted]) -> CheckpointCompleted | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tidegate.coordinator.compatibility import NotRestored
 from tidegate.model.ids import CheckpointId
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.recovery import SinkRollback
@@ -34,6 +35,7 @@ class JobSpec:
     available_now: bool
     restore_from: str | None = None
     rollback: SinkRollback = SinkRollback.NONE
+    not_restored: NotRestored = NotRestored.REFUSED
     driver_host: str
     bind_host: str
     slot_bind_host: str

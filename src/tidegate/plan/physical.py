@@ -72,6 +72,7 @@ class AsyncMapSpec:
     order: AnswerOrder = AnswerOrder.AS_TAKEN
     timeout_ms: float | None = None
     time_zone: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class AggregateSpec:
     event_time: EventTime | None = None
     group_rows: GroupRows = GroupRows.NEWEST_LAST
     partials: PartialLayout | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class TransformWithStateSpec:
     time_zone: str | None = None
     style: RowStyle = RowStyle.ROWS
     initial: InitialState | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ class WatermarkSpec:
     column: int
     delay_ms: int
     schema: pa.Schema
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,7 @@ class ConnectSpec:
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
     time_zone: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,7 @@ class DeduplicateSpec:
     event_time: int | None
     forget: Forget | None
     schema: pa.Schema
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +240,7 @@ class StreamJoinSpec:
     schema: pa.Schema
     event_time: JoinEventTime = JoinEventTime.OF_BOTH_SIDES
     giving: Giving = Giving.IN_SLICES
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
