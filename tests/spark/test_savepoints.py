@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.chaos import job
+from tidegate.cli import check
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, JobFailure, OptionError, TidegateError
 
 pytestmark = pytest.mark.spark
@@ -225,6 +226,35 @@ def test_what_cannot_be_started_from_is_refused_before_anything_starts(
     said = sentence_of(OptionError, start({"checkpoint.mode": "at_least_once", "checkpoint.unaligned": "true"}))
     assert "'checkpoint.mode' is at_least_once, which is never unaligned" in said
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_check_says_what_would_go_where_and_starts_nothing(
+    rows: Rows, taken: Taken, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def checked(query: str) -> tuple[int, str]:
+        program = tmp_path / "program.py"
+        lines = [
+            "from pyspark.sql import SparkSession",
+            "import tidegate as tg",
+            "from tests.chaos import job",
+            "spark = SparkSession.builder.getOrCreate()",
+            f"stream = spark.readStream.schema(job.INPUT).parquet({str(rows.folder / 'in')!r})",
+            f"writer = tg.writeStream({query}).format('parquet').option('parallelism', 3).outputMode('append')",
+            f"writer.option('checkpointLocation', {str(tmp_path / 'chk')!r}).start({str(tmp_path / 'out')!r})",
+            "raise AssertionError('it was started')",
+        ]
+        program.write_text("\n".join(lines))
+        code = check.run(taken.savepoint, str(program))
+        assert [path.name for path in tmp_path.iterdir()] == ["program.py"], "nothing is written"
+        return code, capsys.readouterr().out
+
+    code, said = checked("job.pipeline(stream.where('v >= 0'))")
+    assert code == 0 and "It can be restored." in said
+    assert "TransformWithState#1 (TransformWithState): v1 op0 -> v1 op0, 2 -> 3 subtasks" in said
+    assert "Source#1 (Source): v0 source -> v0 source, 2 -> 3 subtasks" in said
+    assert not tg.queries(rows.spark)
+    code, said = checked("stream.dropDuplicates(['v'])")
+    assert code == 1 and "It cannot be restored" in said and "TransformWithState#1" in said
 
 
 def test_totals_by_key_go_on_at_another_parallelism(rows: Rows, tmp_path: Path) -> None:

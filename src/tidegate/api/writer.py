@@ -18,6 +18,7 @@ from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.api.savepoints import SavepointPlace
 from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_sink, detach, staging_folder_of
 from tidegate.api.tables import open_table
+from tidegate.api.trial import current_trial
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_source
 from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
@@ -211,6 +212,8 @@ class DataStreamWriter:
         if query_options.engine == "microbatch":
             return self._start_micro_batches()
         read, chosen = self._read(query_options.ingest)
+        if (trial := current_trial()) is not None:
+            trial.look_at(self._planned(chosen, query_options), query_options.not_restored)
         await_executors(spark, wanted=query_options.parallelism)
         facts = check_session(spark)
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
@@ -264,10 +267,12 @@ class DataStreamWriter:
         require_classic(self._df)
         options = read_options(split_options(self._options)[0], _session_options(self._df.sparkSession))
         read, chosen = self._read(options.ingest)
+        print(self._explanation(self._planned(chosen, options), options, read))  # noqa: T201 - as PySpark's explain does
+
+    def _planned(self, chosen: ChosenSink, options: QueryOptions) -> JobPlan:
+        """As it would be run by this session, if nothing else ran in it."""
         facts = check_session(self._df.sparkSession)
-        slots = options.parallelism or max(1, facts.cores - 1)
-        plan = _lowered(chosen.root, chosen.sink, options, slots=slots)
-        print(self._explanation(plan, options, read))  # noqa: T201 - as PySpark's explain does
+        return _lowered(chosen.root, chosen.sink, options, slots=options.parallelism or max(1, facts.cores - 1))
 
     def _read(self, ingest: IngestMode) -> tuple[IngestingPlan, ChosenSink]:
         read = read_ingesting(self._df, ingest)

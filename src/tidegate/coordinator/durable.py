@@ -106,7 +106,7 @@ class DurableJob:
         if chosen is not None:
             self._match(self._place_of(chosen), self._manifest(chosen))
         elif self._settings.restore_from is not None:
-            root, path = _locate(self._settings.restore_from)
+            root, path = locate(self._settings.restore_from)
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
             self._match(store, manifest)
@@ -146,7 +146,7 @@ class DurableJob:
         )
 
     def _start_from(self, restore_from: str, generation: Generation, first_id: CheckpointId) -> GenerationBasis:
-        root, path = _locate(restore_from)
+        root, path = locate(restore_from)
         store = self._open_location(root)
         manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
         match = self._match(store, manifest)
@@ -425,7 +425,7 @@ class _UsedFiles:
 
 def _check_files(store: Store, manifest: Manifest) -> None:
     """Raises `Damaged` if a file that the manifest names is missing or is not the one it speaks of."""
-    files = _files_of(manifest)
+    files = files_of(manifest)
     is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
     for path, file in files.items():
         if is_small:
@@ -438,7 +438,7 @@ def _shared_files(manifest: Manifest) -> frozenset[str]:
     return frozenset(file.path for slot in manifest.slots for file in slot.shared)
 
 
-def _files_of(manifest: Manifest) -> dict[str, FileSum]:
+def files_of(manifest: Manifest) -> dict[str, FileSum]:
     files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots}
     for slot in manifest.slots:
         files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
@@ -449,7 +449,7 @@ def _committables(manifest: Manifest) -> list[bytes]:
     return [committable for part in manifest.committables for committable in part.committables]
 
 
-def _locate(path: str) -> tuple[str, str]:
+def locate(path: str) -> tuple[str, str]:
     """Where a checkpoint or savepoint lies: the folder that its paths are relative to, and its manifest below it."""
     plain = path.rstrip("/").removesuffix("/manifest.json")
     parent, _, name = plain.rpartition("/")
