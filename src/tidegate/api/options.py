@@ -16,7 +16,7 @@ from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
-from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.protocol.retention import KeepFor, KeepNumber, OnCancel, RestoreMode
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT
 
 SESSION_PREFIX = "spark.tidegate."
@@ -197,6 +197,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "execution.checkpointing.num-retained",
         ),
         OptionSpec(
+            "checkpoint.onCancel",
+            "retain",
+            _choice("retain", "delete"),
+            "what becomes of the checkpoints when the query is stopped; savepoints always stay",
+            "execution.checkpointing.externalized-checkpoint-retention",
+        ),
+        OptionSpec(
             "source.activeBackpressure",
             "true",
             _choice("true", "strict", "false"),
@@ -283,6 +290,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             _text,
             "a checkpoint or savepoint to start from while checkpointLocation has none of its own",
             "execution.state-recovery.path",
+        ),
+        OptionSpec(
+            "restore.mode",
+            "no_claim",
+            _choice("no_claim", "claim"),
+            "whose the checkpoint of restore.from is: somebody else's, or the query's own, which goes in its turn",
+            "execution.state-recovery.claim-mode",
         ),
         OptionSpec(
             "restore.allowDuplicates",
@@ -374,6 +388,8 @@ class QueryOptions:
     restore_from: str | None
     rollback: SinkRollback
     not_restored: NotRestored
+    restore_mode: RestoreMode
+    on_cancel: OnCancel
     restart: RestartStrategy
     page: PageOptions | None
 
@@ -440,6 +456,8 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         not_restored=_not_restored(read("restore.allowNonRestored")),
+        restore_mode=RestoreMode(read("restore.mode")),
+        on_cancel=OnCancel(read("checkpoint.onCancel")),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
         page=PageOptions(read("ui.host"), read("ui.port")) if read("ui.enabled") == "true" else None,
     )

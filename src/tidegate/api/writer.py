@@ -359,6 +359,8 @@ class DataStreamWriter:
             restore_from=restore_from,
             rollback=options.rollback,
             not_restored=options.not_restored,
+            restore_mode=options.restore_mode,
+            on_cancel=options.on_cancel,
             driver_host=driver_host,
             bind_host=driver_host,
             slot_bind_host=options.bind_host or slot_host,

@@ -56,6 +56,8 @@ class Coordinator:
                 restore_from=spec.restore_from,
                 rollback=spec.rollback,
                 not_restored=spec.not_restored,
+                restore_mode=spec.restore_mode,
+                on_cancel=spec.on_cancel,
             ),
             open_location=open_store,
             wall_ms=self._clock.wall_ms,

@@ -3,6 +3,7 @@
 Every method may raise StorageFailure, Superseded or what a sink raises; the coordinator decides what follows.
 """
 
+import logging
 import os
 import re
 import socket
@@ -12,22 +13,25 @@ from dataclasses import dataclass
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
 from tidegate.coordinator.compatibility import NotRestored, check_fits
+from tidegate.coordinator.orphans import find_orphans, remove, remove_claimed
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan.matching import PlanMatch
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
 from tidegate.protocol.recovery import Refuse, Restore, SinkRollback, StartFresh, StoredCheckpoint, decide
-from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, to_retire
+from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, OnCancel, RestoreMode, to_retire
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
     SHORTENED_FROM,
+    CheckpointClaimed,
     CheckpointCompleted,
     CheckpointRetired,
     CheckpointSkipped,
     Committed,
     JobLog,
+    claimed_checkpoint,
     next_checkpoint_id,
     retained_checkpoints,
     skipped_checkpoints,
@@ -37,6 +41,8 @@ from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifes
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
 from tidegate.worker.restoring import read_source_states, stored_places
+
+log = logging.getLogger("tidegate")
 
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
 _REMEMBERED_COMMITTABLES = 100_000
@@ -69,6 +75,8 @@ class DurableSettings:
     # From so many on, a summary takes the place of the log's entries.
     log_entries: int = SHORTENED_FROM
     not_restored: NotRestored = NotRestored.REFUSED
+    restore_mode: RestoreMode = RestoreMode.NO_CLAIM
+    on_cancel: OnCancel = OnCancel.RETAIN
 
 
 class DurableJob:
@@ -118,6 +126,7 @@ class DurableJob:
 
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
+        is_first = self._generation == 0
         generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)
         self._generation = generation
         entries = self._log.read()
@@ -136,6 +145,8 @@ class DurableJob:
             return GenerationBasis(generation, None, None, next_checkpoint, {})
         place = self._place_of(chosen)
         match = self._match(place, manifest)
+        if is_first:
+            self._remove_orphans(before_ms=at_ms)
         return GenerationBasis(
             generation=generation,
             restore_manifest=chosen.manifest,
@@ -150,6 +161,9 @@ class DurableJob:
         store = self._open_location(root)
         manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
         match = self._match(store, manifest)
+        if self._settings.restore_mode is RestoreMode.CLAIM and claimed_checkpoint(self._log.entries()) is None:
+            id, at_ms = manifest.checkpoint, self._wall_ms()
+            self._log.append(CheckpointClaimed(checkpoint=id, manifest=path, location=root, at_ms=at_ms))
         return GenerationBasis(
             generation=generation,
             restore_manifest=path,
@@ -285,6 +299,9 @@ class DurableJob:
             )
             for c in retained
         ]
+        claimed = claimed_checkpoint(entries)
+        if claimed is not None:
+            facts.insert(0, _as_own(claimed))
         leaving = set(to_retire(facts, keep=self._settings.keep, now_ms=self._wall_ms()))
         for completed in retained:
             if completed.checkpoint not in self._registered:
@@ -304,12 +321,35 @@ class DurableJob:
                 self._store.delete(path)
         staying = [c for c in retained if c.checkpoint not in leaving]
         self._delete_unused_shared_files([*staying, *skipped_checkpoints(entries)])
+        if claimed is not None and claimed.checkpoint in leaving:
+            remove_claimed(self._open_location(claimed.location), claimed)
         self._log.shorten(from_entries=self._settings.log_entries)
 
     def oldest_retained(self) -> CheckpointId:
         """Of the checkpoints; what a savepoint needs is the business of its owner."""
         retained = retained_checkpoints(self._log.entries())
         return min((c.checkpoint for c in retained if not c.is_savepoint), default=CheckpointId(0))
+
+    def on_cancelled(self) -> None:
+        """The query was stopped: what it keeps for a later start goes, if the user wants that, before `clean_up`."""
+        if self._settings.on_cancel is OnCancel.RETAIN:
+            return
+        entries = self._log.read()
+        self._log.check_is_ours()
+        still_open = uncommitted(entries)
+        for completed in retained_checkpoints(entries):
+            if not completed.is_savepoint and completed not in still_open:
+                self._log.append(CheckpointRetired(checkpoint=completed.checkpoint))
+        if (claimed := claimed_checkpoint(entries)) is not None:
+            self._log.append(CheckpointRetired(checkpoint=claimed.checkpoint))
+            remove_claimed(self._open_location(claimed.location), claimed)
+
+    def _remove_orphans(self, *, before_ms: int) -> None:
+        """Of drivers before this one; what its own generations leave, it removes as they end."""
+        try:
+            remove(self._store, find_orphans(self._store, self._log.entries(), before_ms=before_ms))
+        except StorageFailure as error:
+            log.warning("What crashed generations left could not be removed: %s", error)
 
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
@@ -395,6 +435,12 @@ class DurableJob:
     def _manifest(self, completed: CheckpointCompleted) -> Manifest:
         name = completed.manifest if completed.location is None else f"{completed.location}/{completed.manifest}"
         return decode_manifest(self._place_of(completed).read(completed.manifest), name=name)
+
+
+def _as_own(claimed: CheckpointClaimed) -> Completed:
+    return Completed(
+        checkpoint=claimed.checkpoint, completed_at_ms=claimed.at_ms, is_committed=True, is_savepoint=False
+    )
 
 
 def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:

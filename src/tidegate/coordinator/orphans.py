@@ -10,6 +10,7 @@ from tidegate.model.ids import CheckpointId
 from tidegate.protocol.orphans import Belongs, Needed, WrittenFile, orphans
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
+    CheckpointClaimed,
     Entry,
     GenerationStarted,
     retained_checkpoints,
@@ -30,6 +31,31 @@ def remove(store: Store, paths: Iterable[str]) -> None:
     """Manifests first: what is left of a checkpoint meanwhile must not look like a whole one."""
     for path in sorted(paths, key=lambda path: not path.endswith(layout.MANIFEST)):
         store.delete(path)
+
+
+def remove_claimed(store: Store, claimed: CheckpointClaimed) -> None:
+    """A checkpoint of another job that this one has taken over; not what other checkpoints beside it name."""
+    try:
+        manifest = decode_manifest(store.read(claimed.manifest), name=claimed.manifest)
+    except Damaged:
+        return  # gone already, or nobody can say what belongs to it
+    own = [claimed.manifest, *(slot.path for slot in manifest.slots)]
+    shared = {file.path for slot in manifest.slots for file in slot.shared}
+    remove(store, [*own, *(shared - _named_beside(store, claimed.manifest) if shared else ())])
+
+
+def _named_beside(store: Store, claimed: str) -> set[str]:
+    """All shared files that any other manifest of that location names; every file there if one cannot be read."""
+    named: set[str] = set()
+    for path in store.list(layout.CHECKPOINTS):
+        if path == claimed or not path.endswith(f"/{layout.MANIFEST}"):
+            continue
+        try:
+            manifest = decode_manifest(store.read(path), name=path)
+        except Damaged:
+            return set(store.list(layout.SHARED))
+        named |= {file.path for slot in manifest.slots for file in slot.shared}
+    return named
 
 
 def _written_files(store: Store) -> list[WrittenFile]:
