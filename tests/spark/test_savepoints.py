@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.chaos import job
-from tidegate.cli import check
+from tidegate.cli import check, running
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, JobFailure, OptionError, TidegateError
 
 pytestmark = pytest.mark.spark
@@ -165,6 +165,25 @@ def test_a_query_without_a_place_of_its_own_needs_a_path(spark: SparkSession, tm
     assert Path(path, "manifest.json").exists() and Path(path).parent == tmp_path / "mine"
     query.stop()
     assert Path(path, "manifest.json").exists()
+
+
+def test_commands_take_a_savepoint_of_a_running_query_and_stop_it(
+    rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = rows.writer(tmp_path, slots=2, row_cost_s=ROW_COST_S, **ADAPTIVE, **{"ui.port": 0}).start()
+    until(lambda: completed(query) >= 1)
+    location = str(tmp_path / "chk")
+    assert running.savepoint(location, None, unaligned=False) == 0
+    taken = capsys.readouterr().out.strip()
+    assert Path(taken, "manifest.json").exists() and query.isActive
+    assert running.stop_with_savepoint(location, str(tmp_path / "mine"), unaligned=False) == 0
+    assert Path(capsys.readouterr().out.strip(), "manifest.json").exists()
+    assert query.awaitTermination(PATIENCE_S) and query.status["message"] == "stopped"
+    assert not (tmp_path / "chk" / "running").exists(), "it is not found any more"
+    with pytest.raises(TidegateError, match="No query runs on"):
+        running.stop(location)
+    rows.finish(tmp_path, slots=2)
+    assert rows.committed(tmp_path) == rows.answer
 
 
 def test_a_savepoint_that_cannot_be_taken_is_refused_and_the_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:

@@ -113,6 +113,53 @@ def check(
     _exit_with(lambda: command.run(path, file))
 
 
+@app.command()
+def jobs(
+    host: Annotated[str, typer.Option(help="The machine to ask.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The first of the ports that queries listen on.")] = 4400,
+) -> None:
+    """List the queries that run on this machine."""
+    from rich.console import Console
+
+    from tidegate.cli import running as command
+
+    _exit_with(lambda: command.jobs(Console(), host=host, port=port))
+
+
+@app.command()
+def savepoint(
+    location: Annotated[str, typer.Argument(help="The checkpointLocation of a running query.")],
+    path: Annotated[str | None, typer.Argument(help="A folder for it; by default below the location.")] = None,
+    unaligned: Annotated[
+        bool, typer.Option("--unaligned", help="Overtake the rows in flight, and store them.")
+    ] = False,
+) -> None:
+    """Take a savepoint of a running query; print its path."""
+    from tidegate.cli import running as command
+
+    _exit_with(lambda: command.savepoint(location, path, unaligned=unaligned))
+
+
+@app.command()
+def stop(
+    location: Annotated[str, typer.Argument(help="The checkpointLocation of a running query.")],
+    savepoint: Annotated[
+        str | None, typer.Option(help="A folder: stop with a savepoint in it; print its path.")
+    ] = None,
+    unaligned: Annotated[
+        bool, typer.Option("--unaligned", help="With --savepoint: overtake the rows in flight.")
+    ] = False,
+) -> None:
+    """Stop a running query, and wait for its end."""
+    from tidegate.cli import running as command
+
+    if savepoint is None:
+        _exit_with(lambda: command.stop(location))
+    else:
+        folder = savepoint
+        _exit_with(lambda: command.stop_with_savepoint(location, folder, unaligned=unaligned))
+
+
 def _exit_with(command: Callable[[], int]) -> None:
     """An error of ours is one sentence for the user; anything else is a bug and keeps its traceback."""
     try:

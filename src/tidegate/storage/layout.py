@@ -12,6 +12,7 @@ SHARED = "shared"
 SAVEPOINTS = "savepoints"
 STAGING = "staging"
 STATISTICS = "statistics"
+RUNNING = "running"
 MANIFEST = "manifest.json"
 
 # Wide enough that names sort as numbers do for the life of any job.
@@ -83,6 +84,11 @@ def state_table_file(folder: CheckpointFolder, slot: SlotIndex, name: str) -> st
 def failed_statistics() -> str:
     """Of the last checkpoints that failed; nothing depends on it."""
     return f"{STATISTICS}/failed.json"
+
+
+def running_query() -> str:
+    """Where the query that runs here can be reached; nothing depends on it."""
+    return f"{RUNNING}/query.json"
 
 
 def staging_folder(source: str) -> str:
