@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidegate.api.query import StreamingQuery
     from tidegate.api.query import active_queries as queries
     from tidegate.api.writer import DataStreamWriter, writeStream
+    from tidegate.api.written_savepoints import savepoints
     from tidegate.coordinator.views import CheckpointView
     from tidegate.protocol.why import WhyReport
     from tidegate.spark.connected import ConnectProcessor
@@ -40,6 +41,7 @@ __all__ = [
     "named",
     "profiles",
     "queries",
+    "savepoints",
     "writeStream",
 ]
 
@@ -58,6 +60,7 @@ _HOMES = {
     "named": ("tidegate.api.naming", "named"),
     "profiles": ("tidegate.api.profiles", "profiles"),
     "queries": ("tidegate.api.query", "active_queries"),
+    "savepoints": ("tidegate.api.written_savepoints", "savepoints"),
     "writeStream": ("tidegate.api.writer", "writeStream"),
 }
 

@@ -11,6 +11,7 @@ from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import (
     AggregateCall,
     AnswerOrder,
+    DeclaredState,
     EmptyCollections,
     EventTime,
     ExplodedAs,
@@ -151,6 +152,7 @@ class TransformWithStateSpec:
     style: RowStyle = RowStyle.ROWS
     initial: InitialState | None = None
     name: str | None = None
+    states: tuple[DeclaredState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class ConnectSpec:
     time_mode: TimeMode = TimeMode.NONE
     time_zone: str | None = None
     name: str | None = None
+    states: tuple[DeclaredState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

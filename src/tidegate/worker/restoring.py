@@ -39,8 +39,9 @@ from tidegate.protocol.rescale import (
 )
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
+from tidegate.storage import layout
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
-from tidegate.storage.state_file import FileSum, SectionKind, StateFile, StoredSection, check_sum
+from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum
 from tidegate.storage.store import Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
@@ -84,12 +85,12 @@ def restore_slot(store: Store, manifest_path: str, plan: JobPlan, slot: SlotInde
     if match is None or lost_in_flight(match, manifest):
         # The driver has looked before: a slot that finds more would lose rows.
         raise IncompatibleCheckpoint(f"{manifest_path} does not fit this query: use a new checkpointLocation.")
-    return _Restoring(_Files(store, manifest), plan, match, slot).restore()
+    return _Restoring(StoredFiles(store, manifest), plan, match, slot).restore()
 
 
 def read_source_states(store: Store, manifest: Manifest, plan: JobPlan, match: PlanMatch) -> dict[TaskId, bytes]:
     """Every reader's position at the plan's parallelism, for the enumerators on the driver."""
-    files = _Files(store, manifest)
+    files = StoredFiles(store, manifest)
     states: dict[TaskId, bytes] = {}
     for vertex in plan.vertices:
         for subtask, state in enumerate(_source_states(files, vertex, plan, match)):
@@ -118,7 +119,35 @@ def stored_places(store: Store, manifest: Manifest) -> frozenset[Place]:
     return frozenset(places)
 
 
-class _Files:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelEnds:
+    """The vertices that an edge joins."""
+
+    sender: VertexId
+    receiver: VertexId
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedPart:
+    """What one end of a channel stored of it; `file` of an element numbers `files`, or says that it lies `inline`."""
+
+    side: str
+    elements: list[StoredElement]
+    files: list[SharedFile]
+    inline: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCapture:
+    """An element that was in flight, from row `first_row` of it on."""
+
+    side: str
+    sequence: Sequence
+    element: NumberedElement
+    first_row: int
+
+
+class StoredFiles:
     """The files of one checkpoint, each read and checked once, when it is first needed."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
@@ -129,21 +158,74 @@ class _Files:
         self._shared: dict[str, memoryview] = {}
 
     def sections(self, task: TaskId, kind: SectionKind) -> list[StoredSection]:
-        slot = SlotIndex(task.subtask)
+        return self._file_of(SlotIndex(task.subtask)).sections(task=task, kind=kind)
+
+    def sections_of(
+        self, task: TaskId, kind: SectionKind, *, operator: int, name: str | None = None
+    ) -> list[RestoredSection]:
+        """Of one operator, and only those of that name if one is given; others are not read."""
+
+        def is_wanted(key: SectionKey) -> bool:
+            return name is None or plain_name(key) == name
+
+        stored = self._file_of(SlotIndex(task.subtask)).sections(
+            task=task, kind=kind, operator=operator, is_wanted=is_wanted
+        )
+        return [_restored(section) for section in stored]
+
+    def all_sections(self, slot: SlotIndex) -> list[StoredSection]:
+        return self._file_of(slot).sections()
+
+    def copy_captured(self, slot: SlotIndex, to: Store) -> list[SharedFile]:
+        """The shared files of rows in flight; they keep their paths and their order, by which elements name them."""
+        files = [file for file in self._of_slot[slot].shared if layout.parse_channel_file(file.path) is not None]
+        for file in files:
+            to.put(file.path, self.shared(file))
+        return files
+
+    def captured_parts(self, stored: ChannelRange, edge: ChannelEnds) -> list[CapturedPart]:
+        """What the tasks at both ends of a channel stored of it, the receiver's first."""
+        channel = stored.channel
+        ends: list[tuple[str, TaskId]] = [(RECEIVED, TaskId(edge.receiver, channel.receiver))]
+        if stored.h < stored.n:
+            ends.append((HELD, TaskId(edge.sender, channel.sender)))
+        return [self._captured(side, channel, owner) for side, owner in ends]
+
+    def captured_elements(
+        self, stored: ChannelRange, parts: Iterable[CapturedPart], schema: pa.Schema
+    ) -> Iterator[StoredCapture]:
+        """In sequence, as long as there is no gap; whether all are there is seen at the end."""
+        channel = stored.channel
+        expected = int(stored.first)
+        for part in parts:
+            for element in part.elements:
+                data = part.inline if element.file == INLINE else self.shared(part.files[element.file])
+                piece = data[element.offset : element.offset + element.length]
+                sequence, decoded = decode_element(piece, schema, name=f"{part.side} of {channel}")
+                if sequence != expected:
+                    break
+                first_row = stored.row if sequence == stored.first else 0
+                left = _without_rows(decoded, first_row - element.first_row)
+                yield StoredCapture(part.side, sequence, left, first_row)
+                expected += 1
+        if expected != stored.n:
+            raise Damaged(
+                f"Channel {channel} should have the elements {stored.first} to {stored.n} in flight, but the "
+                f"checkpoint holds none of number {expected} there: start from another checkpoint."
+            )
+
+    def _file_of(self, slot: SlotIndex) -> StateFile:
         if slot not in self._opened:
             self._opened[slot] = _open(self._store, self._of_slot[slot])
-        return self._opened[slot].sections(task=task, kind=kind)
+        return self._opened[slot]
 
-    def captured(
-        self, side: str, channel: ChannelId, owner: TaskId
-    ) -> tuple[list[StoredElement], list[SharedFile], memoryview]:
-        """What the task at one end of a channel stored of it, the slot's shared files, and what lies inline."""
-        shared = self._of_slot[SlotIndex(owner.subtask)].shared
+    def _captured(self, side: str, channel: ChannelId, owner: TaskId) -> CapturedPart:
+        files = self._of_slot[SlotIndex(owner.subtask)].shared
         for stored in self.sections(owner, "channel"):
             if parse_section_name(stored.key.name) == (side, channel):
                 section = decode_section(stored.data, name=stored.key.name)
-                return section.elements, shared, memoryview(section.inline)
-        return [], shared, memoryview(b"")
+                return CapturedPart(side, section.elements, files, memoryview(section.inline))
+        return CapturedPart(side, [], files, memoryview(b""))
 
     def shared(self, file: SharedFile) -> memoryview:
         if file.path not in self._shared:
@@ -162,7 +244,7 @@ class _Files:
 
 
 class _Restoring:
-    def __init__(self, files: _Files, plan: JobPlan, match: PlanMatch, slot: SlotIndex) -> None:
+    def __init__(self, files: StoredFiles, plan: JobPlan, match: PlanMatch, slot: SlotIndex) -> None:
         self._files = files
         self._plan = plan
         self._match = match
@@ -303,7 +385,7 @@ class _Restoring:
     def _split(self, before: VertexId, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
         items: dict[tuple[int, str], list[list[bytes]]] = {}
         for stored in self._stored(before, "split", subtasks):
-            key = (stored.key.operator, _plain_name(stored))
+            key = (stored.key.operator, plain_name(stored.key))
             items.setdefault(key, []).append(msgspec.msgpack.decode(stored.data, type=list[bytes]))
         for (operator, name), of_subtasks in items.items():
             if self._files.parallelism_of(before) != parallelism:
@@ -384,34 +466,17 @@ class _Restoring:
 
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
-        channel, before = stored.channel, self._match.ways[edge.id]
-        is_own = self._keeps_channels(edge) and before.id == edge.id
-        expected = int(stored.first)
-        ends: list[tuple[str, TaskId]] = [(RECEIVED, TaskId(before.receiver, channel.receiver))]
-        if stored.h < stored.n:
-            ends.append((HELD, TaskId(before.sender, channel.sender)))
-        for side, owner in ends:
-            elements, files, inline = self._files.captured(side, channel, owner)
-            if is_own:
-                self._known += referable(channel, elements, files)
-            for element in elements:
-                data = inline if element.file == INLINE else self._files.shared(files[element.file])
-                piece = data[element.offset : element.offset + element.length]
-                sequence, decoded = decode_element(piece, edge.schema, name=f"{side} of {channel}")
-                if sequence != expected:
-                    break
-                first_row = stored.row if sequence == stored.first else 0
-                yield sequence, _without_rows(decoded, first_row - element.first_row), first_row
-                expected += 1
-        if expected != stored.n:
-            raise Damaged(
-                f"Channel {channel} should have the elements {stored.first} to {stored.n} in flight, but the "
-                f"checkpoint holds none of number {expected} there: start from another checkpoint."
-            )
+        before = self._match.ways[edge.id]
+        parts = self._files.captured_parts(stored, ChannelEnds(sender=before.sender, receiver=before.receiver))
+        if self._keeps_channels(edge) and before.id == edge.id:
+            for part in parts:
+                self._known += referable(stored.channel, part.elements, part.files)
+        for captured in self._files.captured_elements(stored, parts, edge.schema):
+            yield captured.sequence, captured.element, captured.first_row
 
 
-def _source_states(files: _Files, vertex: Vertex, plan: JobPlan, match: PlanMatch) -> list[bytes]:
-    """One state for each reader of the plan; none if the vertex has no source, or a new one."""
+def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan, match: PlanMatch) -> list[bytes]:
+    """One state for each reader of the plan; none if there is no source, or one that has not been read from yet."""
     before = match.operators.get(Place(vertex.id, SOURCE_POSITION))
     if vertex.source is None or before is None:
         return []
@@ -420,6 +485,8 @@ def _source_states(files: _Files, vertex: Vertex, plan: JobPlan, match: PlanMatc
         for subtask in range(files.parallelism_of(before.vertex))
         for section in files.sections(TaskId(before.vertex, subtask), "source")
     ]
+    if not stored:
+        return []
     parallelism = plan.parallelism_of(vertex.id)
     if len(stored) == parallelism:
         return stored
@@ -441,11 +508,12 @@ def _open(store: Store, file: SlotFile) -> StateFile:
 
 
 def _restored(stored: StoredSection) -> RestoredSection:
-    return RestoredSection(_plain_name(stored), stored.key.key_groups, stored.data)
+    return RestoredSection(plain_name(stored.key), stored.key.key_groups, stored.data)
 
 
-def _plain_name(stored: StoredSection) -> str:
-    return stored.key.name.rpartition(PART_MARK)[0]
+def plain_name(key: SectionKey) -> str:
+    """As its operator knows it, which may have several of one name."""
+    return key.name.rpartition(PART_MARK)[0]
 
 
 def _without_rows(element: NumberedElement, done_rows: int) -> NumberedElement:
