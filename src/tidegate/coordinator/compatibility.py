@@ -6,6 +6,7 @@ Decides what may differ. Says so in one sentence and changes nothing.
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+from tidegate.coordinator.state_evolution import check_states
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.plan.matching import PlanMatch, match_stored
 from tidegate.plan.parts import Part, Place, Way
@@ -50,6 +51,7 @@ def check_fits(
     if match.missing or match.unclear:
         _check_state(where, match, stored_places(), not_restored)
     _check_in_flight(where, match, manifest)
+    check_states(where, plan, match, manifest.plan)
     return match
 
 
