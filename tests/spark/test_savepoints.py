@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
 from tests.chaos import job
@@ -326,6 +327,46 @@ def test_totals_by_name_go_on_in_a_changed_query(rows: Rows, tmp_path: Path) -> 
         newest[row[0]] = row
     batch = rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in")).groupBy("k")
     assert sorted(newest.values()) == sorted(tuple(row) for row in batch.agg(F.count("*"), F.sum("v")).collect())
+
+
+class Growing(StatefulProcessor):
+    """Counts rows; of a schema with more than the count it also keeps how it was called then."""
+
+    def __init__(self, schema: str, row_cost_s: float = 0.0) -> None:
+        self._schema = schema
+        self._row_cost_s = row_cost_s
+
+    def init(self, handle: Any) -> None:
+        self._state = handle.getValueState("count", self._schema)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, *before = self._state.get() if self._state.exists() else (0,)
+        for _ in rows:
+            time.sleep(self._row_cost_s)
+            n += 1
+        self._state.update((n, *["grown" for _ in self._schema.split(",")[1:]]))
+        yield Row(k=key[0], n=n, before=str(before))
+
+
+def test_a_state_whose_schema_has_grown_goes_on_with_null_in_the_new_fields(rows: Rows, tmp_path: Path) -> None:
+    def writer(schema: str, row_cost_s: float = 0.0) -> tg.DataStreamWriter:
+        processor = Growing(schema, row_cost_s)
+        grouped = rows.stream().groupBy("k")
+        df = grouped.transformWithState(processor, "k long, n long, before string", "Append", "None")
+        return rows.writer_of(df, tmp_path, slots=2, **ADAPTIVE)
+
+    query = writer("n long", ROW_COST_S).start()
+    until(lambda: completed(query) >= 2 and rows_read(query))
+    query.stop(savepoint=True)
+    for schema, said in (("n int", "(n: int32)"), ("m long", "(m: int64)"), ("n long, l string not null", "NOT NULL")):
+        assert said in sentence_of(IncompatibleCheckpoint, writer(schema).start)
+    query = writer("n long, last string").trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    committed = rows.committed(tmp_path)
+    counts = {row[0]: max(each[1] for each in committed if each[0] == row[0]) for row in committed}
+    batch = rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in")).groupBy("k").count().collect()
+    assert sorted(counts.items()) == sorted(tuple(row) for row in batch)
+    assert {row[2] for row in committed} >= {"[None]", "['grown']"}, "old values have null there, new ones have not"
 
 
 def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
