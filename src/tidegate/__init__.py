@@ -15,6 +15,7 @@ from tidegate.spark.java import prepare_environment
 if TYPE_CHECKING:
     from tidegate.api.async_map import async_map
     from tidegate.api.connect import connect
+    from tidegate.api.naming import named
     from tidegate.api.nexmark import NexmarkDataSource
     from tidegate.api.profiles import profiles
     from tidegate.api.query import StreamingQuery
@@ -37,6 +38,7 @@ __all__ = [
     "__version__",
     "async_map",
     "connect",
+    "named",
     "profiles",
     "queries",
     "savepoints",
@@ -55,6 +57,7 @@ _HOMES = {
     "WhyReport": ("tidegate.protocol.why", "WhyReport"),
     "async_map": ("tidegate.api.async_map", "async_map"),
     "connect": ("tidegate.api.connect", "connect"),
+    "named": ("tidegate.api.naming", "named"),
     "profiles": ("tidegate.api.profiles", "profiles"),
     "queries": ("tidegate.api.query", "active_queries"),
     "savepoints": ("tidegate.api.written_savepoints", "savepoints"),

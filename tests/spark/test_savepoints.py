@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
 from tests.chaos import job
+from tidegate.cli import check, running
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, JobFailure, OptionError, TidegateError
 
 pytestmark = pytest.mark.spark
@@ -166,6 +168,25 @@ def test_a_query_without_a_place_of_its_own_needs_a_path(spark: SparkSession, tm
     assert Path(path, "manifest.json").exists()
 
 
+def test_commands_take_a_savepoint_of_a_running_query_and_stop_it(
+    rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = rows.writer(tmp_path, slots=2, row_cost_s=ROW_COST_S, **ADAPTIVE, **{"ui.port": 0}).start()
+    until(lambda: completed(query) >= 1)
+    location = str(tmp_path / "chk")
+    assert running.savepoint(location, None, unaligned=False) == 0
+    taken = capsys.readouterr().out.strip()
+    assert Path(taken, "manifest.json").exists() and query.isActive
+    assert running.stop_with_savepoint(location, str(tmp_path / "mine"), unaligned=False) == 0
+    assert Path(capsys.readouterr().out.strip(), "manifest.json").exists()
+    assert query.awaitTermination(PATIENCE_S) and query.status["message"] == "stopped"
+    assert not (tmp_path / "chk" / "running").exists(), "it is not found any more"
+    with pytest.raises(TidegateError, match="No query runs on"):
+        running.stop(location)
+    rows.finish(tmp_path, slots=2)
+    assert rows.committed(tmp_path) == rows.answer
+
+
 def test_a_savepoint_that_cannot_be_taken_is_refused_and_the_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     source = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
     writer = tg.writeStream(source).format("noop").option("parallelism", 1)
@@ -221,10 +242,39 @@ def test_what_cannot_be_started_from_is_refused_before_anything_starts(
     assert "maxParallelism 128 and the query 64" in said
     other = rows.stream().groupBy("k").agg(F.sum("v").alias("total"))
     said = sentence_of(IncompatibleCheckpoint, start({}, other))
-    assert "does not fit this query" in said
+    assert "which this query lacks" in said
     said = sentence_of(OptionError, start({"checkpoint.mode": "at_least_once", "checkpoint.unaligned": "true"}))
     assert "'checkpoint.mode' is at_least_once, which is never unaligned" in said
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_check_says_what_would_go_where_and_starts_nothing(
+    rows: Rows, taken: Taken, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def checked(query: str) -> tuple[int, str]:
+        program = tmp_path / "program.py"
+        lines = [
+            "from pyspark.sql import SparkSession",
+            "import tidegate as tg",
+            "from tests.chaos import job",
+            "spark = SparkSession.builder.getOrCreate()",
+            f"stream = spark.readStream.schema(job.INPUT).parquet({str(rows.folder / 'in')!r})",
+            f"writer = tg.writeStream({query}).format('parquet').option('parallelism', 3).outputMode('append')",
+            f"writer.option('checkpointLocation', {str(tmp_path / 'chk')!r}).start({str(tmp_path / 'out')!r})",
+            "raise AssertionError('it was started')",
+        ]
+        program.write_text("\n".join(lines))
+        code = check.run(taken.savepoint, str(program))
+        assert [path.name for path in tmp_path.iterdir()] == ["program.py"], "nothing is written"
+        return code, capsys.readouterr().out
+
+    code, said = checked("job.pipeline(stream.where('v >= 0'))")
+    assert code == 0 and "It can be restored." in said
+    assert "TransformWithState#1 (TransformWithState): v1 op0 -> v1 op0, 2 -> 3 subtasks" in said
+    assert "Source#1 (Source): v0 source -> v0 source, 2 -> 3 subtasks" in said
+    assert not tg.queries(rows.spark)
+    code, said = checked("stream.dropDuplicates(['v'])")
+    assert code == 1 and "It cannot be restored" in said and "TransformWithState#1" in said
 
 
 def test_totals_by_key_go_on_at_another_parallelism(rows: Rows, tmp_path: Path) -> None:
@@ -249,6 +299,74 @@ def test_totals_by_key_go_on_at_another_parallelism(rows: Rows, tmp_path: Path) 
     batch = totals(rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in"))).collect()
     assert sorted(newest.values()) == sorted(tuple(row) for row in batch)
     assert len(rows.committed(tmp_path)) > len(batch), "the first run has committed something"
+
+
+def test_totals_by_name_go_on_in_a_changed_query(rows: Rows, tmp_path: Path) -> None:
+    """A filter and a projection more, an operator in front and one behind: each has another place in the plan."""
+
+    def totals(df: DataFrame) -> DataFrame:
+        return tg.named(df.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total")), "totals")
+
+    def writer(df: DataFrame, slots: int, **options: Any) -> tg.DataStreamWriter:
+        return rows.writer_of(df, tmp_path, slots=slots, **ADAPTIVE | options).outputMode("update")
+
+    query = writer(totals(tg.named(rows.stream(), "orders").mapInArrow(slowly, job.INPUT)), 2).start()
+    until(lambda: completed(query) >= 2 and rows_read(query))
+    query.stop(savepoint=True)
+    assert len(rows.committed(tmp_path)) > 0
+
+    unnamed = rows.stream().groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
+    said = sentence_of(IncompatibleCheckpoint, writer(unnamed, 2).start)
+    assert "'totals' (Aggregate keys=[int64]" in said and "restore.allowNonRestored" in said
+    once = tg.named(rows.stream().select("*", F.lit(1).alias("one")).where("v is not null"), "orders").dropDuplicates()
+    changed = totals(once).select((F.col("total") + 0).alias("total"), "n", "k").where("k >= 0")
+    query = writer(changed.select("k", "n", "total"), 3).trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    newest: dict[int, tuple[int, ...]] = {}
+    for row in rows.committed(tmp_path):  # each change is a row, with a higher count than the one before
+        newest[row[0]] = row
+    batch = rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in")).groupBy("k")
+    assert sorted(newest.values()) == sorted(tuple(row) for row in batch.agg(F.count("*"), F.sum("v")).collect())
+
+
+class Growing(StatefulProcessor):
+    """Counts rows; of a schema with more than the count it also keeps how it was called then."""
+
+    def __init__(self, schema: str, row_cost_s: float = 0.0) -> None:
+        self._schema = schema
+        self._row_cost_s = row_cost_s
+
+    def init(self, handle: Any) -> None:
+        self._state = handle.getValueState("count", self._schema)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, *before = self._state.get() if self._state.exists() else (0,)
+        for _ in rows:
+            time.sleep(self._row_cost_s)
+            n += 1
+        self._state.update((n, *["grown" for _ in self._schema.split(",")[1:]]))
+        yield Row(k=key[0], n=n, before=str(before))
+
+
+def test_a_state_whose_schema_has_grown_goes_on_with_null_in_the_new_fields(rows: Rows, tmp_path: Path) -> None:
+    def writer(schema: str, row_cost_s: float = 0.0) -> tg.DataStreamWriter:
+        processor = Growing(schema, row_cost_s)
+        grouped = rows.stream().groupBy("k")
+        df = grouped.transformWithState(processor, "k long, n long, before string", "Append", "None")
+        return rows.writer_of(df, tmp_path, slots=2, **ADAPTIVE)
+
+    query = writer("n long", ROW_COST_S).start()
+    until(lambda: completed(query) >= 2 and rows_read(query))
+    query.stop(savepoint=True)
+    for schema, said in (("n int", "(n: int32)"), ("m long", "(m: int64)"), ("n long, l string not null", "NOT NULL")):
+        assert said in sentence_of(IncompatibleCheckpoint, writer(schema).start)
+    query = writer("n long, last string").trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    committed = rows.committed(tmp_path)
+    counts = {row[0]: max(each[1] for each in committed if each[0] == row[0]) for row in committed}
+    batch = rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in")).groupBy("k").count().collect()
+    assert sorted(counts.items()) == sorted(tuple(row) for row in batch)
+    assert {row[2] for row in committed} >= {"[None]", "['grown']"}, "old values have null there, new ones have not"
 
 
 def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

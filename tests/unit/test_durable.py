@@ -200,8 +200,8 @@ def test_a_commit_that_failed_because_another_driver_was_quicker_says_so(place: 
 def test_who_was_superseded_removes_nothing_when_it_ends(place: Place) -> None:
     old = place.started()
     place.take(old, manifest(1))
-    place.store.put("checkpoints/2-g1/0.state", STATE)
     place.open().start_generation(at_ms=1)
+    place.store.put("checkpoints/2-g1/0.state", STATE)
     for end in (lambda: old.retire(NOTHING_PENDING), lambda: old.clean_up(Generation(1))):
         with pytest.raises(Superseded):
             end()

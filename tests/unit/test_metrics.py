@@ -190,7 +190,7 @@ def test_one_that_ends_at_once_leaves_neither_thread_nor_port() -> None:
 def test_a_page_that_fails_says_so_and_the_query_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(query: str, view: object) -> None:
+    def fails(query: str, view: object, routes: object) -> None:
         raise RuntimeError("no such package")
 
     monkeypatch.setattr(page_module, "make_app", fails)

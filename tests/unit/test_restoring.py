@@ -29,9 +29,12 @@ from tidegate.model.ids import (
 )
 from tidegate.network.messages import Acknowledge, Decline, SnapshotsTaken
 from tidegate.plan.key_groups import hash_rows, key_group_of, owner_of
+from tidegate.plan.lower import fingerprint
+from tidegate.plan.matching import match_stored
 from tidegate.plan.nodes import Scan
 from tidegate.plan.physical import (
     BroadcastPartitioning,
+    DeduplicateSpec,
     Edge,
     ForwardPartitioning,
     HashPartitioning,
@@ -83,7 +86,7 @@ def plan_of(
 ) -> JobPlan:
     vertices = (
         Vertex(SENDER, "sender", source, (), None, parallelism=senders),
-        Vertex(RECEIVER, "receiver", None, (), None, parallelism=receivers),
+        Vertex(RECEIVER, "receiver", None, (DeduplicateSpec(1, None, None, SCHEMA),), None, parallelism=receivers),
     )
     return JobPlan(vertices, (Edge(EdgeId(0), SENDER, RECEIVER, partitioning, SCHEMA),), parallelism, MAX_PARALLELISM)
 
@@ -155,7 +158,9 @@ class Job:
         for slot in range(self.plan.parallelism):
             underway.acknowledged[SlotIndex(slot)] = self._acknowledged(SlotIndex(slot))
         assert underway.find_gap() is None
-        manifest = underway.manifest(generation=Generation(1), now_ms=1.0, fingerprint=[], plan=self.plan)
+        manifest = underway.manifest(
+            generation=Generation(1), now_ms=1.0, fingerprint=fingerprint(self.plan), plan=self.plan
+        )
         self.store.put(MANIFEST, encode_manifest(manifest))
         return manifest
 
@@ -571,7 +576,10 @@ def test_readers_and_the_driver_find_the_same_positions(store: LocalFiles, new: 
     job = Job(store, plan, sources={TaskId(SENDER, s): reader.snapshot() for s, reader in enumerate(readers)})
     manifest = job.write()
     new_plan = plan_of(new, source=scan)
-    on_driver = read_source_states(store, manifest, new_plan)
+    lines = fingerprint(new_plan)
+    match = match_stored(new_plan, lines, stored=manifest.plan_fingerprint, stored_names={})
+    assert match is not None
+    on_driver = read_source_states(store, manifest, new_plan, match)
     in_slots = {task: r.source_state for restore in job.restore(new_plan) for task, r in restore.tasks.items()}
     assert on_driver == {task: state for task, state in in_slots.items() if task.vertex == SENDER}
     assert len(on_driver) == new

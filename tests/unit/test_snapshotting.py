@@ -24,8 +24,9 @@ from tidegate.model.ids import (
     VertexId,
 )
 from tidegate.network.messages import Acknowledge, ChannelCapture, CheckpointDone, Decline, SnapshotsTaken
+from tidegate.plan.lower import fingerprint
 from tidegate.plan.nodes import Scan, Sink
-from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, Vertex
+from tidegate.plan.physical import DeduplicateSpec, Edge, HashPartitioning, JobPlan, Vertex
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
@@ -50,7 +51,7 @@ ONE, TWO, THREE = CheckpointId(1), CheckpointId(2), CheckpointId(3)
 PLAN = JobPlan(
     vertices=(
         Vertex(VertexId(0), "source", Scan("rate", {}, SCHEMA), (), None),
-        Vertex(VertexId(1), "sink", None, (), Sink("noop", {}, SCHEMA)),
+        Vertex(VertexId(1), "sink", None, (DeduplicateSpec(1, None, None, SCHEMA),), Sink("noop", {}, SCHEMA)),
     ),
     edges=(Edge(EdgeId(0), VertexId(0), VertexId(1), HashPartitioning(1), SCHEMA),),
     parallelism=1,
@@ -211,7 +212,7 @@ def write_manifest(store: Store, ack: Acknowledge) -> str:
         is_savepoint=False,
         triggered_at_ms=0,
         duration_ms=1.0,
-        plan_fingerprint=[],
+        plan_fingerprint=fingerprint(PLAN),
         parallelism=1,
         max_parallelism=4,
         vertex_parallelism=[1, 1],

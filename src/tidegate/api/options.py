@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tidegate.connectors.staged_source import IngestMode
+from tidegate.coordinator.compatibility import NotRestored
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms, parse_size_bytes
 from tidegate.network.address import parse_ports
@@ -15,7 +16,7 @@ from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
-from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.protocol.retention import KeepFor, KeepNumber, OnCancel, RestoreMode
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT
 
 SESSION_PREFIX = "spark.tidegate."
@@ -196,6 +197,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "execution.checkpointing.num-retained",
         ),
         OptionSpec(
+            "checkpoint.onCancel",
+            "retain",
+            _choice("retain", "delete"),
+            "what becomes of the checkpoints when the query is stopped; savepoints always stay",
+            "execution.checkpointing.externalized-checkpoint-retention",
+        ),
+        OptionSpec(
             "source.activeBackpressure",
             "true",
             _choice("true", "strict", "false"),
@@ -284,10 +292,24 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "execution.state-recovery.path",
         ),
         OptionSpec(
+            "restore.mode",
+            "no_claim",
+            _choice("no_claim", "claim"),
+            "whose the checkpoint of restore.from is: somebody else's, or the query's own, which goes in its turn",
+            "execution.state-recovery.claim-mode",
+        ),
+        OptionSpec(
             "restore.allowDuplicates",
             "false",
             _choice("false", "true"),
             "go back past a damaged checkpoint even if its output was committed and comes out again",
+        ),
+        OptionSpec(
+            "restore.allowNonRestored",
+            "false",
+            _choice("false", "true"),
+            "drop state that no operator of the query takes over, instead of refusing to start",
+            "execution.state-recovery.ignore-unclaimed-state",
         ),
         OptionSpec(
             "restart.strategy",
@@ -365,6 +387,9 @@ class QueryOptions:
     state_memory_bytes: int
     restore_from: str | None
     rollback: SinkRollback
+    not_restored: NotRestored
+    restore_mode: RestoreMode
+    on_cancel: OnCancel
     restart: RestartStrategy
     page: PageOptions | None
 
@@ -430,6 +455,9 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         state_memory_bytes=_positive("state.rocksdb.memory", read),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
+        not_restored=_not_restored(read("restore.allowNonRestored")),
+        restore_mode=RestoreMode(read("restore.mode")),
+        on_cancel=OnCancel(read("checkpoint.onCancel")),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
         page=PageOptions(read("ui.host"), read("ui.port")) if read("ui.enabled") == "true" else None,
     )
@@ -470,6 +498,10 @@ def _debloat_target_ms(debloat: str, target_ms: float) -> float | None:
 
 def _rollback(allow_duplicates: str) -> SinkRollback:
     return SinkRollback.DUPLICATES_ALLOWED if allow_duplicates == "true" else SinkRollback.NONE
+
+
+def _not_restored(allow: str) -> NotRestored:
+    return NotRestored.DROPPED if allow == "true" else NotRestored.REFUSED
 
 
 def _restart(strategy: str, attempts: int, delay_ms: float) -> RestartStrategy:

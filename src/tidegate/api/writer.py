@@ -11,6 +11,7 @@ from typing import Any, cast
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.api.advice import advice
+from tidegate.api.control import serve
 from tidegate.api.ingest import Feeds, IngestingPlan, read_ingesting, settle_staging
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
 from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
@@ -18,6 +19,7 @@ from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.api.savepoints import SavepointPlace
 from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_sink, detach, staging_folder_of
 from tidegate.api.tables import open_table
+from tidegate.api.trial import current_trial
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_source
 from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
@@ -30,7 +32,6 @@ from tidegate.plan.lower import describe, fingerprint, lower
 from tidegate.plan.nodes import Node, OutputMode, Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.plan.scan_settings import with_scan_settings
-from tidegate.server.page import QueryPage
 from tidegate.spark.bounded import check_bounded_output
 from tidegate.spark.catalyst import check_output_mode, require_classic
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
@@ -211,6 +212,10 @@ class DataStreamWriter:
         if query_options.engine == "microbatch":
             return self._start_micro_batches()
         read, chosen = self._read(query_options.ingest)
+        if (trial := current_trial()) is not None:
+            slots = query_options.parallelism or max(1, check_session(spark).cores - 1)
+            plan = _lowered(chosen.root, chosen.sink, query_options, slots=slots)
+            trial.look_at(plan, query_options.not_restored)
         await_executors(spark, wanted=query_options.parallelism)
         facts = check_session(spark)
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)
@@ -357,6 +362,9 @@ class DataStreamWriter:
             available_now=self._available_now or not self._df.isStreaming,
             restore_from=restore_from,
             rollback=options.rollback,
+            not_restored=options.not_restored,
+            restore_mode=options.restore_mode,
+            on_cancel=options.on_cancel,
             driver_host=driver_host,
             bind_host=driver_host,
             slot_bind_host=options.bind_host or slot_host,
@@ -377,18 +385,17 @@ class DataStreamWriter:
         if is_passing:
             coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
         coordinator.start()
+        place = SavepointPlace(None if is_passing else location, options.guarantee)
         query = StreamingQuery(
             spark,
             coordinator,
             id=spec.job_id,
             name=self._query_name,
             explanation=self._explanation(plan, options, ingested),
-            savepoints=SavepointPlace(None if is_passing else location, options.guarantee),
+            savepoints=place,
         )
         if options.page is not None:
-            page = QueryPage(name, coordinator.view, host=options.page.host, port=options.page.port)
-            query._url = page.url
-            coordinator.on_finish(page.close)
+            query._url = serve(coordinator, place, options.page, query=name, location=location)
         query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
         query._ingest_progress = feeds.progress
         identity = QueryIdentity(id=query.id, run_id=query.runId, name=query.name, sink=sink.format)

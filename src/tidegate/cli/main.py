@@ -79,6 +79,87 @@ def why(
     _exit_with(lambda: command.explain(location, checkpoint))
 
 
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(help="A checkpointLocation, a checkpoint or a savepoint.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file; exit code 1 if one is damaged.")] = False,
+    orphans: Annotated[bool, typer.Option("--orphans", help="List the files of a location that nobody needs.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="With --orphans: remove them.")] = False,
+    older_than: Annotated[
+        str, typer.Option(help="With --orphans: only of generations that have been over for so long.")
+    ] = "1h",
+) -> None:
+    """Show what a checkpoint, a savepoint or a whole location consists of."""
+    from rich.console import Console
+
+    from tidegate.cli import inspect as command
+
+    if remove and not orphans:
+        raise typer.BadParameter("--remove removes orphans: add --orphans.")
+    if orphans:
+        listed = command.remove_orphans if remove else command.show_orphans
+        _exit_with(lambda: listed(path, older_than=older_than))
+    _exit_with(lambda: command.show_verified(path) if verify else command.show(Console(), path))
+
+
+@app.command()
+def check(
+    path: Annotated[str, typer.Argument(help="A savepoint, a checkpoint, or a checkpointLocation for its newest.")],
+    file: Annotated[str, typer.Argument(help="The Python program that starts the query.")],
+) -> None:
+    """Say whether a program's query could be restored from a checkpoint, and what would go where."""
+    from tidegate.cli import check as command
+
+    _exit_with(lambda: command.run(path, file))
+
+
+@app.command()
+def jobs(
+    host: Annotated[str, typer.Option(help="The machine to ask.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The first of the ports that queries listen on.")] = 4400,
+) -> None:
+    """List the queries that run on this machine."""
+    from rich.console import Console
+
+    from tidegate.cli import running as command
+
+    _exit_with(lambda: command.jobs(Console(), host=host, port=port))
+
+
+@app.command()
+def savepoint(
+    location: Annotated[str, typer.Argument(help="The checkpointLocation of a running query.")],
+    path: Annotated[str | None, typer.Argument(help="A folder for it; by default below the location.")] = None,
+    unaligned: Annotated[
+        bool, typer.Option("--unaligned", help="Overtake the rows in flight, and store them.")
+    ] = False,
+) -> None:
+    """Take a savepoint of a running query; print its path."""
+    from tidegate.cli import running as command
+
+    _exit_with(lambda: command.savepoint(location, path, unaligned=unaligned))
+
+
+@app.command()
+def stop(
+    location: Annotated[str, typer.Argument(help="The checkpointLocation of a running query.")],
+    savepoint: Annotated[
+        str | None, typer.Option(help="A folder: stop with a savepoint in it; print its path.")
+    ] = None,
+    unaligned: Annotated[
+        bool, typer.Option("--unaligned", help="With --savepoint: overtake the rows in flight.")
+    ] = False,
+) -> None:
+    """Stop a running query, and wait for its end."""
+    from tidegate.cli import running as command
+
+    if savepoint is None:
+        _exit_with(lambda: command.stop(location))
+    else:
+        folder = savepoint
+        _exit_with(lambda: command.stop_with_savepoint(location, folder, unaligned=unaligned))
+
+
 def _exit_with(command: Callable[[], int]) -> None:
     """An error of ours is one sentence for the user; anything else is a bug and keeps its traceback."""
     try:

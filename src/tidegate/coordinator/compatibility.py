@@ -1,14 +1,42 @@
-"""Whether a checkpoint fits a query: the same plan and the same key groups, at whatever parallelism."""
+"""Whether a checkpoint fits a query, and what of it goes where: at whatever parallelism, with other operators too.
 
-from collections.abc import Sequence
+Decides what may differ. Says so in one sentence and changes nothing.
+"""
 
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from tidegate.coordinator.state_evolution import check_states
 from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.plan.matching import PlanMatch, match_stored
+from tidegate.plan.parts import Part, Place, Way
 from tidegate.plan.physical import JobPlan
 from tidegate.storage.manifests import Manifest
+from tidegate.worker.restoring import lost_in_flight
+
+_NEW_LOCATION = "go back to the old query or use a new checkpointLocation"
+_STILL = "restore it into the old query, and end that with query.stop(savepoint=True)"
 
 
-def check_fits(manifest: Manifest, plan: JobPlan, fingerprint: Sequence[str]) -> None:
-    """Raises `IncompatibleCheckpoint` with what differs and what to do about it."""
+class NotRestored(Enum):
+    """What to do about state that no operator of the query takes over."""
+
+    REFUSED = "refused"
+    DROPPED = "dropped"  # the user's restore.allowNonRestored
+
+
+def check_fits(
+    manifest: Manifest,
+    plan: JobPlan,
+    fingerprint: Sequence[str],
+    *,
+    not_restored: NotRestored,
+    stored_places: Callable[[], frozenset[Place]],
+) -> PlanMatch:
+    """Raises `IncompatibleCheckpoint` with what differs and what to do about it.
+
+    `stored_places`: which operators have something in the checkpoint; asked only if the query has changed.
+    """
     kind = "Savepoint" if manifest.is_savepoint else "Checkpoint"
     where = f"{kind} {manifest.checkpoint}"
     if manifest.max_parallelism != plan.max_parallelism:
@@ -16,14 +44,72 @@ def check_fits(manifest: Manifest, plan: JobPlan, fingerprint: Sequence[str]) ->
             f"{where} has maxParallelism {manifest.max_parallelism} and the query {plan.max_parallelism}: "
             f"set .option('maxParallelism', {manifest.max_parallelism}) or use a new checkpointLocation."
         )
-    for stored, now in zip(manifest.plan_fingerprint, fingerprint, strict=False):
-        if stored != now:
-            raise IncompatibleCheckpoint(
-                f"{where} does not fit this query: it has {stored!r} where the query has {now!r}; "
-                f"go back to the old query or use a new checkpointLocation."
-            )
-    if len(manifest.plan_fingerprint) != len(fingerprint):
+    match = match_stored(plan, fingerprint, stored=manifest.plan_fingerprint, stored_names=manifest.operator_names)
+    if match is None:
+        raise IncompatibleCheckpoint(_first_difference(where, manifest.plan_fingerprint, fingerprint))
+    _check_sink(where, manifest.plan_fingerprint, fingerprint)
+    if match.missing or match.unclear:
+        _check_state(where, match, stored_places(), not_restored)
+    _check_in_flight(where, match, manifest)
+    check_states(where, plan, match, manifest.plan)
+    return match
+
+
+def _check_state(where: str, match: PlanMatch, stored: frozenset[Place], not_restored: NotRestored) -> None:
+    for part, problem in match.unclear:
+        if part.place in stored:
+            raise IncompatibleCheckpoint(_unclear(where, part, problem))
+    lost = [part for part in match.missing if part.place in stored]
+    if lost and not_restored is NotRestored.REFUSED:
+        raise IncompatibleCheckpoint(_missing(where, lost, match.added))
+
+
+def _unclear(where: str, part: Part, problem: str) -> str:
+    if part.name is not None:
+        return f"{where} has another operator under the name {part}, {problem}: name this one differently."
+    return (
+        f"{where} does not tell which operator of the query goes on with {part}, {problem}: restart the old query with "
+        f"its operators named by tg.named(df, '...'), take a savepoint, and use the same names in the new query."
+    )
+
+
+def _missing(where: str, lost: Sequence[Part], added: Sequence[Part]) -> str:
+    said = ", ".join(f"{part} ({_described(part)})" for part in lost)
+    same_kind = [part for part in added if part.kind in {each.kind for each in lost}]
+    instead = f" and has {', '.join(f'{p} ({_described(p)})' for p in same_kind)}" if same_kind else ""
+    return (
+        f"{where} has state of {said}, which this query lacks{instead}: go back to the old query, bring the name back "
+        f"with tg.named(df, '...'), or drop that state with .option('restore.allowNonRestored', 'true')."
+    )
+
+
+def _described(part: Part) -> str:
+    return f"{part.kind} {part.shape}".strip()
+
+
+def _check_sink(where: str, stored: Sequence[str], fingerprint: Sequence[str]) -> None:
+    """What a checkpoint has committed, or is about to, is the business of the sink that wrote it."""
+    before, now = ([line.split(" ", 1)[1] for line in lines if " sink " in line] for lines in (stored, fingerprint))
+    if before != now:
         raise IncompatibleCheckpoint(
-            f"{where} belongs to a query with {len(manifest.plan_fingerprint)} parts and this one has "
-            f"{len(fingerprint)}: go back to the old query or use a new checkpointLocation."
+            f"{where} belongs to a query with {', '.join(before) or 'no sink'} and this one has "
+            f"{', '.join(now) or 'none'}: {_NEW_LOCATION}."
         )
+
+
+def _check_in_flight(where: str, match: PlanMatch, manifest: Manifest) -> None:
+    for way in lost_in_flight(match, manifest):
+        raise IncompatibleCheckpoint(
+            f"{where} has rows in flight {_way(way)}, and the query has no such exchange: {_STILL}."
+        )
+
+
+def _way(way: Way) -> str:
+    return f"from vertex {way.sender} to vertex {way.receiver} ({way.shape})"
+
+
+def _first_difference(where: str, stored: Sequence[str], fingerprint: Sequence[str]) -> str:
+    for before, now in zip(stored, fingerprint, strict=False):
+        if before != now:
+            return f"{where} does not fit this query: it has {before!r} where the query has {now!r}; {_NEW_LOCATION}."
+    return f"{where} belongs to a query with {len(stored)} parts and this one has {len(fingerprint)}: {_NEW_LOCATION}."

@@ -358,8 +358,15 @@ class Driver:
                 log.warning("Query %r left unfinished files behind: %s", self._spec.name, error)
             self._is_over = True
 
+        was_stopped = self._state is JobState.STOPPED
+
+        def clean_up() -> None:
+            if was_stopped:
+                self._durable.on_cancelled()
+            self._durable.clean_up(generation)
+
         # Behind what was begun: a checkpoint in the log is committed before the query is over.
-        self._storing.submit(lambda: self._durable.clean_up(generation), then)
+        self._storing.submit(clean_up, then)
 
     # -- the state
 

@@ -3,6 +3,7 @@
 Every method may raise StorageFailure, Superseded or what a sink raises; the coordinator decides what follows.
 """
 
+import logging
 import os
 import re
 import socket
@@ -11,22 +12,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
-from tidegate.coordinator.compatibility import check_fits
+from tidegate.coordinator.compatibility import NotRestored, check_fits
+from tidegate.coordinator.orphans import find_orphans, remove, remove_claimed
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
+from tidegate.plan.matching import PlanMatch
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
 from tidegate.protocol.recovery import Refuse, Restore, SinkRollback, StartFresh, StoredCheckpoint, decide
-from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, to_retire
+from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, OnCancel, RestoreMode, to_retire
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
     SHORTENED_FROM,
+    CheckpointClaimed,
     CheckpointCompleted,
     CheckpointRetired,
     CheckpointSkipped,
     Committed,
     JobLog,
+    claimed_checkpoint,
     next_checkpoint_id,
     retained_checkpoints,
     skipped_checkpoints,
@@ -35,7 +40,9 @@ from tidegate.storage.job_log import (
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
-from tidegate.worker.restoring import read_source_states
+from tidegate.worker.restoring import read_source_states, stored_places
+
+log = logging.getLogger("tidegate")
 
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
 _REMEMBERED_COMMITTABLES = 100_000
@@ -67,6 +74,9 @@ class DurableSettings:
     rollback: SinkRollback = SinkRollback.NONE
     # From so many on, a summary takes the place of the log's entries.
     log_entries: int = SHORTENED_FROM
+    not_restored: NotRestored = NotRestored.REFUSED
+    restore_mode: RestoreMode = RestoreMode.NO_CLAIM
+    on_cancel: OnCancel = OnCancel.RETAIN
 
 
 class DurableJob:
@@ -102,12 +112,12 @@ class DurableJob:
         """Before anything starts: whether there is something to restore, and whether it fits. Changes nothing."""
         chosen = self._choose(retained_checkpoints(self._log.read()))
         if chosen is not None:
-            check_fits(self._manifest(chosen), self._plan, self._settings.fingerprint)
+            self._match(self._place_of(chosen), self._manifest(chosen))
         elif self._settings.restore_from is not None:
             root, path = locate(self._settings.restore_from)
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
-            check_fits(manifest, self._plan, self._settings.fingerprint)
+            self._match(store, manifest)
             _check_files(store, manifest)
 
     def use(self, plan: JobPlan) -> None:
@@ -116,6 +126,7 @@ class DurableJob:
 
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
+        is_first = self._generation == 0
         generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)
         self._generation = generation
         entries = self._log.read()
@@ -132,13 +143,16 @@ class DurableJob:
         manifest = None if chosen is None else self._manifest(chosen)
         if manifest is None or chosen is None:
             return GenerationBasis(generation, None, None, next_checkpoint, {})
-        check_fits(manifest, self._plan, self._settings.fingerprint)
+        place = self._place_of(chosen)
+        match = self._match(place, manifest)
+        if is_first:
+            self._remove_orphans(before_ms=at_ms)
         return GenerationBasis(
             generation=generation,
             restore_manifest=chosen.manifest,
             restored_checkpoint=chosen.checkpoint,
             next_checkpoint=next_checkpoint,
-            source_states=read_source_states(self._place_of(chosen), manifest, self._plan),
+            source_states=read_source_states(place, manifest, self._plan, match),
             restore_location=chosen.location,
         )
 
@@ -146,14 +160,27 @@ class DurableJob:
         root, path = locate(restore_from)
         store = self._open_location(root)
         manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
-        check_fits(manifest, self._plan, self._settings.fingerprint)
+        match = self._match(store, manifest)
+        if self._settings.restore_mode is RestoreMode.CLAIM and claimed_checkpoint(self._log.entries()) is None:
+            id, at_ms = manifest.checkpoint, self._wall_ms()
+            self._log.append(CheckpointClaimed(checkpoint=id, manifest=path, location=root, at_ms=at_ms))
         return GenerationBasis(
             generation=generation,
             restore_manifest=path,
             restored_checkpoint=manifest.checkpoint,
             next_checkpoint=max(first_id, CheckpointId(manifest.checkpoint + 1)),
-            source_states=read_source_states(store, manifest, self._plan),
+            source_states=read_source_states(store, manifest, self._plan, match),
             restore_location=root,
+        )
+
+    def _match(self, store: Store, manifest: Manifest) -> PlanMatch:
+        """What the plan takes over from a checkpoint; raises if it does not fit."""
+        return check_fits(
+            manifest,
+            self._plan,
+            self._settings.fingerprint,
+            not_restored=self._settings.not_restored,
+            stored_places=lambda: stored_places(store, manifest),
         )
 
     def _choose(self, retained: Sequence[CheckpointCompleted]) -> CheckpointCompleted | None:
@@ -272,6 +299,9 @@ class DurableJob:
             )
             for c in retained
         ]
+        claimed = claimed_checkpoint(entries)
+        if claimed is not None:
+            facts.insert(0, _as_own(claimed))
         leaving = set(to_retire(facts, keep=self._settings.keep, now_ms=self._wall_ms()))
         for completed in retained:
             if completed.checkpoint not in self._registered:
@@ -291,12 +321,35 @@ class DurableJob:
                 self._store.delete(path)
         staying = [c for c in retained if c.checkpoint not in leaving]
         self._delete_unused_shared_files([*staying, *skipped_checkpoints(entries)])
+        if claimed is not None and claimed.checkpoint in leaving:
+            remove_claimed(self._open_location(claimed.location), claimed)
         self._log.shorten(from_entries=self._settings.log_entries)
 
     def oldest_retained(self) -> CheckpointId:
         """Of the checkpoints; what a savepoint needs is the business of its owner."""
         retained = retained_checkpoints(self._log.entries())
         return min((c.checkpoint for c in retained if not c.is_savepoint), default=CheckpointId(0))
+
+    def on_cancelled(self) -> None:
+        """The query was stopped: what it keeps for a later start goes, if the user wants that, before `clean_up`."""
+        if self._settings.on_cancel is OnCancel.RETAIN:
+            return
+        entries = self._log.read()
+        self._log.check_is_ours()
+        still_open = uncommitted(entries)
+        for completed in retained_checkpoints(entries):
+            if not completed.is_savepoint and completed not in still_open:
+                self._log.append(CheckpointRetired(checkpoint=completed.checkpoint))
+        if (claimed := claimed_checkpoint(entries)) is not None:
+            self._log.append(CheckpointRetired(checkpoint=claimed.checkpoint))
+            remove_claimed(self._open_location(claimed.location), claimed)
+
+    def _remove_orphans(self, *, before_ms: int) -> None:
+        """Of drivers before this one; what its own generations leave, it removes as they end."""
+        try:
+            remove(self._store, find_orphans(self._store, self._log.entries(), before_ms=before_ms))
+        except StorageFailure as error:
+            log.warning("What crashed generations left could not be removed: %s", error)
 
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
@@ -384,6 +437,12 @@ class DurableJob:
         return decode_manifest(self._place_of(completed).read(completed.manifest), name=name)
 
 
+def _as_own(claimed: CheckpointClaimed) -> Completed:
+    return Completed(
+        checkpoint=claimed.checkpoint, completed_at_ms=claimed.at_ms, is_committed=True, is_savepoint=False
+    )
+
+
 def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
     return layout.CheckpointFolder(completed.checkpoint, completed.generation)
 
@@ -412,7 +471,7 @@ class _UsedFiles:
 
 def _check_files(store: Store, manifest: Manifest) -> None:
     """Raises `Damaged` if a file that the manifest names is missing or is not the one it speaks of."""
-    files = _files_of(manifest)
+    files = files_of(manifest)
     is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
     for path, file in files.items():
         if is_small:
@@ -425,7 +484,7 @@ def _shared_files(manifest: Manifest) -> frozenset[str]:
     return frozenset(file.path for slot in manifest.slots for file in slot.shared)
 
 
-def _files_of(manifest: Manifest) -> dict[str, FileSum]:
+def files_of(manifest: Manifest) -> dict[str, FileSum]:
     files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots}
     for slot in manifest.slots:
         files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})

@@ -18,6 +18,7 @@ from tidegate.network.messages import (
     StoredElement,
     TaskPart,
 )
+from tidegate.plan.naming import names_in
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.channel_ranges import ReceiverRange, SenderRange, find_gap
 from tidegate.protocol.checkpoint_facts import CheckpointFacts, TaskFacts
@@ -114,6 +115,7 @@ class Underway:
             triggered_at_ms=self.triggered_wall_ms,
             duration_ms=now_ms - self.triggered_at_ms,
             plan_fingerprint=list(fingerprint),
+            operator_names=names_in(plan),
             parallelism=plan.parallelism,
             max_parallelism=plan.max_parallelism,
             vertex_parallelism=[plan.parallelism_of(vertex.id) for vertex in plan.vertices],

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tidegate.coordinator.compatibility import NotRestored
 from tidegate.model.ids import CheckpointId
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import RestartStrategy
-from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.protocol.retention import KeepFor, KeepNumber, OnCancel, RestoreMode
 from tidegate.worker.settings import SlotSettings
 
 
@@ -34,6 +35,9 @@ class JobSpec:
     available_now: bool
     restore_from: str | None = None
     rollback: SinkRollback = SinkRollback.NONE
+    not_restored: NotRestored = NotRestored.REFUSED
+    restore_mode: RestoreMode = RestoreMode.NO_CLAIM
+    on_cancel: OnCancel = OnCancel.RETAIN
     driver_host: str
     bind_host: str
     slot_bind_host: str

@@ -22,6 +22,7 @@ from tidegate.model.ids import ChannelId, CheckpointId, Generation, SlotIndex, T
 from tidegate.model.ids import Sequence as Number
 from tidegate.operators.described import describe_plan
 from tidegate.plan.key_groups import MAX_PARALLELISM_LIMIT
+from tidegate.plan.naming import names_in
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.rescale import EdgeKind, connections
 from tidegate.storage import layout
@@ -138,6 +139,7 @@ def new_savepoint(
         triggered_at_ms=now_ms,
         duration_ms=0.0,
         plan_fingerprint=list(fingerprint),
+        operator_names=names_in(plan),
         parallelism=plan.parallelism,
         max_parallelism=plan.max_parallelism,
         vertex_parallelism=[plan.parallelism_of(vertex.id) for vertex in plan.vertices],

@@ -20,6 +20,7 @@ from tidegate.plan.joins import (
 )
 from tidegate.plan.key_groups import check_key_type
 from tidegate.plan.late_keys import write_keys_late
+from tidegate.plan.naming import name_last
 from tidegate.plan.nodes import (
     Aggregate,
     AggregateCall,
@@ -34,6 +35,7 @@ from tidegate.plan.nodes import (
     Filter,
     Generate,
     MapInArrow,
+    Named,
     Node,
     OutputMode,
     Project,
@@ -242,6 +244,10 @@ class _Builder:
                 return [self._stream_join(node)]
             case StaticJoin(child=child):
                 return self._append(child, static_join_spec(node))
+            case Named(child=child, name=name):
+                chains = self.chains(child)
+                name_last([chain.operators for chain in chains], name)
+                return chains
             case _:
                 assert_never(node)
 

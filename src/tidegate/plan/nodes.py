@@ -15,12 +15,23 @@ class Scan:
     """A leaf. `schema` is the full schema of the source, in the order of the plan's attributes.
 
     `payload`: what only the spark layer can make and open, for connectors that need more than options.
+    `name`: by which its position is found in a checkpoint, if the user gave it one.
     """
 
     format: str
     options: Mapping[str, str]
     schema: pa.Schema
     payload: bytes = b""
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The operator below it bears the user's name, by which its state is found in a checkpoint."""
+
+    child: "Node"
+    name: str
+    schema: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +509,7 @@ Node: TypeAlias = (
     | Deduplicate
     | StreamJoin
     | StaticJoin
+    | Named
 )
 
 

@@ -73,6 +73,7 @@ class AsyncMapSpec:
     order: AnswerOrder = AnswerOrder.AS_TAKEN
     timeout_ms: float | None = None
     time_zone: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class AggregateSpec:
     event_time: EventTime | None = None
     group_rows: GroupRows = GroupRows.NEWEST_LAST
     partials: PartialLayout | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class TransformWithStateSpec:
     time_zone: str | None = None
     style: RowStyle = RowStyle.ROWS
     initial: InitialState | None = None
+    name: str | None = None
     states: tuple[DeclaredState, ...] = ()
 
 
@@ -159,6 +162,7 @@ class WatermarkSpec:
     column: int
     delay_ms: int
     schema: pa.Schema
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ class ConnectSpec:
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
     time_zone: str | None = None
+    name: str | None = None
     states: tuple[DeclaredState, ...] = ()
 
 
@@ -201,6 +206,7 @@ class DeduplicateSpec:
     event_time: int | None
     forget: Forget | None
     schema: pa.Schema
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +243,7 @@ class StreamJoinSpec:
     schema: pa.Schema
     event_time: JoinEventTime = JoinEventTime.OF_BOTH_SIDES
     giving: Giving = Giving.IN_SLICES
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

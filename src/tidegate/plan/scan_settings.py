@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidegate.plan.expressions import Column
-from tidegate.plan.nodes import Filter, Node, Project, Scan
+from tidegate.plan.nodes import Filter, Named, Node, Project, Scan
 
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 MAX_ROWS_PER_S = "tidegate.maxrowspersecond"
@@ -48,6 +48,8 @@ def _used_below(node: Any, used: frozenset[int] | None) -> frozenset[int] | None
             return _columns_in(columns)
         case Filter(condition=condition):
             return None if used is None else used | _columns_in(condition)
+        case Named():
+            return used
         case _:
             return None
 

@@ -5,6 +5,7 @@ Never the newest, never one whose commit is not recorded, never a savepoint: tha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import assert_never
 
 from tidegate.model.ids import CheckpointId
@@ -28,6 +29,20 @@ class KeepFor:
 
     def __post_init__(self) -> None:
         assert self.duration_ms >= 0, "a checkpoint is kept for some time after its completion"
+
+
+class RestoreMode(Enum):
+    """Whose the checkpoint is that a query was started from."""
+
+    NO_CLAIM = "no_claim"  # somebody else's: nothing refers to its files, and they stay
+    CLAIM = "claim"  # the query's own from now on: it goes when it would go by its age
+
+
+class OnCancel(Enum):
+    """What becomes of the checkpoints of a query that is stopped. Savepoints always stay."""
+
+    RETAIN = "retain"
+    DELETE = "delete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

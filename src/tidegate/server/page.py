@@ -16,6 +16,7 @@ from tidegate.coordinator.views import JobView
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.routing import Route
 
 log = logging.getLogger("tidegate")
 
@@ -28,11 +29,20 @@ _LONGEST_CLOSE_S: Final = 3.0
 
 
 class QueryPage:
-    """`url` is None if it could not listen."""
+    """`url` is None if it could not listen. `routes`: what it answers beside the metrics; made in its own thread."""
 
-    def __init__(self, query: str, view: Callable[[], JobView], *, host: str, port: int) -> None:
+    def __init__(
+        self,
+        query: str,
+        view: Callable[[], JobView],
+        *,
+        host: str,
+        port: int,
+        routes: "Callable[[], list[Route]]" = list,
+    ) -> None:
         self._query = query
         self._view = view
+        self._routes = routes
         self._is_closing = threading.Event()
         self._close_server: Callable[[], None] = lambda: None
         self._socket = _listen(host, port, query)
@@ -75,7 +85,7 @@ class QueryPage:
                 await closing.wait()
 
         config = uvicorn.Config(
-            make_app(self._query, self._view),
+            make_app(self._query, self._view, self._routes()),
             http="h11",
             ws="none",
             lifespan="off",
@@ -88,7 +98,7 @@ class QueryPage:
         await Server(config).serve(sockets=[listening])
 
 
-def make_app(query: str, view: Callable[[], JobView]) -> "Starlette":
+def make_app(query: str, view: Callable[[], JobView], routes: "list[Route]") -> "Starlette":
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -99,7 +109,7 @@ def make_app(query: str, view: Callable[[], JobView]) -> "Starlette":
     async def metrics(request: Request) -> Response:
         return Response(open_metrics(query, view()), media_type=CONTENT_TYPE)
 
-    return Starlette(routes=[Route("/metrics", metrics)])
+    return Starlette(routes=[Route("/metrics", metrics), *routes])
 
 
 def _listen(host: str, port: int, query: str) -> socket.socket | None:

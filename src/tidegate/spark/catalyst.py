@@ -47,6 +47,7 @@ from tidegate.spark.catalyst_user_code import (
     session_of_plan,
 )
 from tidegate.spark.ingest_plan import read_or_ingest
+from tidegate.spark.naming import put_names, with_name
 from tidegate.spark.types import to_arrow_type
 
 _OUTPUT_MODES = ("append", "update", "complete")
@@ -105,7 +106,7 @@ def _optimized(df: DataFrame) -> PlanTree:
         )
     optimizer = df.sparkSession._jsparkSession.sessionState().optimizer()
     optimized = optimised_with_distinct(optimizer, analyzed) if has_distinct(analyzed) else optimizer.execute(analyzed)
-    return plan_tree(optimized)
+    return put_names(analyzed, plan_tree(optimized))
 
 
 def check_output_mode(df: DataFrame, output_mode: str) -> None:
@@ -148,7 +149,8 @@ def require_classic(df: object) -> None:
 
 
 def _read(tree: PlanTree) -> Read:
-    return read_or_ingest(tree, _read_natively, Read)
+    read = read_or_ingest(tree, _read_natively, Read)
+    return Read(with_name(tree, read.node), read.ids)
 
 
 def _read_natively(tree: PlanTree) -> Read:

@@ -35,9 +35,12 @@ class ExpressionTree:
 
 @dataclass(eq=False)
 class PlanTree:
+    """`given_name`: what the user calls the operator."""
+
     fields: dict[str, Any]
     find_jvm: Callable[[], Any]
     children: "list[PlanTree]" = field(default_factory=list)
+    given_name: str | None = None
 
     @property
     def name(self) -> str:

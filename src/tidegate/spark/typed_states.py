@@ -37,6 +37,9 @@ class Fields:
         return tuple(convert(item) for convert, item in zip(self._to_stored, internal, strict=True))
 
     def given(self, stored: Sequence[Any]) -> tuple[Any, ...]:
+        if len(stored) < len(self._from_stored):
+            # It was stored before the last fields were added.
+            stored = (*stored, *[None] * (len(self._from_stored) - len(stored)))
         return tuple(convert(item) for convert, item in zip(self._from_stored, stored, strict=True))
 
     def given_row(self, stored: Sequence[Any]) -> Row:

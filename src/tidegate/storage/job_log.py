@@ -62,7 +62,21 @@ class CheckpointSkipped(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     checkpoint: CheckpointId
 
 
-Entry: TypeAlias = GenerationStarted | CheckpointCompleted | Committed | CheckpointRetired | CheckpointSkipped
+class CheckpointClaimed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The job was started from a checkpoint at `location` and owns it: it is retired like one of its own.
+
+    It is restored only by the option that named it, and what it had to commit is not this job's.
+    """
+
+    checkpoint: CheckpointId
+    manifest: str
+    location: str
+    at_ms: int
+
+
+Entry: TypeAlias = (
+    GenerationStarted | CheckpointCompleted | Committed | CheckpointRetired | CheckpointSkipped | CheckpointClaimed
+)
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -265,9 +279,11 @@ class JobLog:
 def _summary(records: Sequence[_Record]) -> list[_Record]:
     """Those that still say something: the newest start and checkpoint, and all about checkpoints that are not gone."""
     entries = [record.entry for record in records]
+    claimed = claimed_checkpoint(entries)
     staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
     newest = max((entry for entry in entries if isinstance(entry, CheckpointCompleted)), key=_id, default=None)
-    ids = {entry.checkpoint for entry in staying} | (set() if newest is None else {newest.checkpoint})
+    ids = {entry.checkpoint for entry in staying}
+    ids |= {entry.checkpoint for entry in (newest, claimed) if entry is not None}
     running = running_generation(entries)
     return [
         record
@@ -308,6 +324,13 @@ def retained_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
     """Completed, and neither retired nor skipped, in the order of the log."""
     gone = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointRetired | CheckpointSkipped)}
     return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint not in gone]
+
+
+def claimed_checkpoint(entries: Sequence[Entry]) -> CheckpointClaimed | None:
+    """The one that the job was started from and has taken over, until it is retired."""
+    gone = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointRetired)}
+    claimed = (entry for entry in entries if isinstance(entry, CheckpointClaimed) and entry.checkpoint not in gone)
+    return next(claimed, None)
 
 
 def skipped_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:

@@ -12,6 +12,8 @@ SHARED = "shared"
 SAVEPOINTS = "savepoints"
 STAGING = "staging"
 STATISTICS = "statistics"
+RUNNING = "running"
+MANIFEST = "manifest.json"
 
 # Wide enough that names sort as numbers do for the life of any job.
 _LOG_DIGITS = 12
@@ -19,6 +21,7 @@ _LOG_ENTRY = re.compile(rf"{LOG}/(\d{{{_LOG_DIGITS}}})")
 _LOG_SUMMARY = re.compile(rf"{LOG_SUMMARIES}/(\d{{{_LOG_DIGITS}}})")
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
 _SHARED_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.(channels|[0-9a-f]+-\d+\.sst)")
+_SAVEPOINT = re.compile(rf"{SAVEPOINTS}/savepoint-(\d+)-g(\d+)/.*")
 _STATE_FILE = re.compile(r"(\d+)\.state")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -88,6 +91,11 @@ def failed_statistics() -> str:
     return f"{STATISTICS}/failed.json"
 
 
+def running_query() -> str:
+    """Where the query that runs here can be reached; nothing depends on it."""
+    return f"{RUNNING}/query.json"
+
+
 def staging_folder(source: str) -> str:
     return f"{STAGING}/{_plain(source)}"
 
@@ -119,6 +127,14 @@ def parse_channel_file(path: str) -> CheckpointFolder | None:
 def parse_checkpoint(path: str) -> CheckpointFolder | None:
     """The checkpoint that a path belongs to: its folder itself, or anything in it."""
     match = _CHECKPOINT.fullmatch(path)
+    if match is None:
+        return None
+    return CheckpointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))))
+
+
+def parse_savepoint(path: str) -> CheckpointFolder | None:
+    """The savepoint that a file below the location's own savepoints belongs to."""
+    match = _SAVEPOINT.fullmatch(path)
     if match is None:
         return None
     return CheckpointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))))

@@ -65,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     triggered_at_ms: int
     duration_ms: float
     plan_fingerprint: list[str]
+    operator_names: dict[str, str] = {}
     parallelism: int
     max_parallelism: int
     vertex_parallelism: list[int]

@@ -279,7 +279,9 @@ def _as_it_is(value: Any, kind: pa.DataType) -> Any:
 def _columns(
     stored: list[bytes], kinds: list[pa.DataType], convert: Callable[[Any, pa.DataType], Any]
 ) -> list[pa.Array]:
-    fields = list(zip(*[decode(each) for each in stored], strict=True))
+    # Values that were stored before fields were added end without them.
+    rows = [(*row, *[None] * (len(kinds) - len(row))) for row in (decode(each) for each in stored)]
+    fields = list(zip(*rows, strict=True))
     if len(fields) != len(kinds):
         raise Damaged(f"Stored state has {len(fields)} fields where the checkpoint describes {len(kinds)}.")
     return [

@@ -4,7 +4,7 @@ Works for any parallelism; `protocol.rescale` says what goes where. It changes a
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import msgspec
@@ -13,15 +13,19 @@ import pyarrow as pa
 
 from tidegate.connectors.registry import open_source
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement
-from tidegate.model.errors import Damaged
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId, VertexId, range_of
 from tidegate.network.messages import StoredElement
 from tidegate.operators.columnar import slots_array
 from tidegate.operators.contract import NO_FLOORS
 from tidegate.plan.key_groups import hash_rows, key_group_of
-from tidegate.plan.physical import BroadcastPartitioning, Edge, HashPartitioning, JobPlan, Vertex
+from tidegate.plan.lower import fingerprint
+from tidegate.plan.matching import PlanMatch, match_stored
+from tidegate.plan.parts import SOURCE_POSITION, Place, Way
+from tidegate.plan.physical import BroadcastPartitioning, Edge, HashPartitioning, JobPlan, Vertex, kind_of
 from tidegate.protocol.phases import phase_of
 from tidegate.protocol.rescale import (
+    EdgeShape,
     InFlight,
     Piece,
     keeps_channels,
@@ -76,18 +80,43 @@ NOTHING_TO_RESTORE = SlotRestore({}, {}, {}, [], 0)
 
 def restore_slot(store: Store, manifest_path: str, plan: JobPlan, slot: SlotIndex) -> SlotRestore:
     manifest = decode_manifest(store.read(manifest_path), name=manifest_path)
-    return _Restoring(StoredFiles(store, manifest), plan, slot).restore()
+    stored, names = manifest.plan_fingerprint, manifest.operator_names
+    match = match_stored(plan, fingerprint(plan), stored=stored, stored_names=names)
+    if match is None or lost_in_flight(match, manifest):
+        # The driver has looked before: a slot that finds more would lose rows.
+        raise IncompatibleCheckpoint(f"{manifest_path} does not fit this query: use a new checkpointLocation.")
+    return _Restoring(StoredFiles(store, manifest), plan, match, slot).restore()
 
 
-def read_source_states(store: Store, manifest: Manifest, plan: JobPlan) -> dict[TaskId, bytes]:
+def read_source_states(store: Store, manifest: Manifest, plan: JobPlan, match: PlanMatch) -> dict[TaskId, bytes]:
     """Every reader's position at the plan's parallelism, for the enumerators on the driver."""
     files = StoredFiles(store, manifest)
     states: dict[TaskId, bytes] = {}
     for vertex in plan.vertices:
-        if vertex.source is not None:
-            for subtask, state in enumerate(_source_states(files, vertex, plan) or ()):
-                states[TaskId(vertex.id, subtask)] = state
+        for subtask, state in enumerate(_source_states(files, vertex, plan, match)):
+            states[TaskId(vertex.id, subtask)] = state
     return states
+
+
+def lost_in_flight(match: PlanMatch, manifest: Manifest) -> list[Way]:
+    """The exchanges with rows in flight that the plan has no counterpart of."""
+    in_flight = {stored.channel.edge for stored in manifest.channels if stored.first < stored.n}
+    return [way for way in match.lost_ways if way.id in in_flight]
+
+
+def stored_places(store: Store, manifest: Manifest) -> frozenset[Place]:
+    """The operators and sources that have something in a checkpoint. Reads the index of every state file."""
+    places: set[Place] = set()
+    for file in manifest.slots:
+        for key in _open(store, file).keys():  # noqa: SIM118 - not a mapping
+            match key.kind:
+                case "task" | "channel":
+                    continue
+                case "source":
+                    places.add(Place(key.task.vertex, SOURCE_POSITION))
+                case _:
+                    places.add(Place(key.task.vertex, key.operator))
+    return frozenset(places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,10 +244,10 @@ class StoredFiles:
 
 
 class _Restoring:
-    def __init__(self, files: StoredFiles, plan: JobPlan, slot: SlotIndex) -> None:
+    def __init__(self, files: StoredFiles, plan: JobPlan, match: PlanMatch, slot: SlotIndex) -> None:
         self._files = files
         self._plan = plan
-        self._old_plan = _as_it_was(plan, files.manifest)
+        self._match = match
         self._slot = slot
         self._ranges = {stored.channel: stored for stored in files.manifest.channels}
         self._in_flight = {
@@ -254,33 +283,33 @@ class _Restoring:
     # -- tasks
 
     def _task(self, vertex: Vertex) -> RestoredTask:
-        task = TaskId(vertex.id, self._slot)
-        source_state = None
-        if vertex.source is not None:
-            source_states = _source_states(self._files, vertex, self._plan)
-            source_state = None if source_states is None else source_states[self._slot]
-        if self._is_as_it_was(vertex):
-            progress = self._progress(task)
+        states = _source_states(self._files, vertex, self._plan, self._match)
+        source_state = states[self._slot] if states else None
+        before = self._match.vertices.get(vertex.id)
+        progress, floors = StoredTask(), NO_FLOORS
+        if before is not None and self._is_as_it_was(vertex, before):
+            progress = self._progress(TaskId(before, self._slot))
             floors = KeyGroupFloors(progress.floors)
-        else:
-            progress, floors = self._progress_of_all(vertex)
+        elif before is not None:
+            progress, floors = self._progress_of_all(vertex, before)
         return RestoredTask(progress, floors, source_state, self._sections(vertex))
 
-    def _is_as_it_was(self, vertex: Vertex) -> bool:
+    def _is_as_it_was(self, vertex: Vertex, before: VertexId) -> bool:
+        """Also by its channels' names, under which event time is stored."""
         incoming = [edge for edge in self._plan.edges if edge.receiver == vertex.id]
-        return self._files.parallelism_of(vertex.id) == self._plan.parallelism_of(vertex.id) and all(
-            self._keeps_channels(edge) for edge in incoming
+        return self._files.parallelism_of(before) == self._plan.parallelism_of(vertex.id) and all(
+            self._keeps_channels(edge) and self._match.ways[edge.id].id == edge.id for edge in incoming
         )
 
     def _progress(self, task: TaskId) -> StoredTask:
         (stored,) = self._files.sections(task, "task")
         return decode_task(stored.data, name=f"the checkpoint of {task}")
 
-    def _progress_of_all(self, vertex: Vertex) -> tuple[StoredTask, KeyGroupFloors]:
+    def _progress_of_all(self, vertex: Vertex, before: VertexId) -> tuple[StoredTask, KeyGroupFloors]:
         """Event time as the old subtasks left it: key groups keep theirs, towards downstream the slowest counts."""
-        old_parallelism = self._files.parallelism_of(vertex.id)
+        old_parallelism = self._files.parallelism_of(before)
         max_parallelism = self._plan.max_parallelism
-        all_progress = [self._progress(TaskId(vertex.id, subtask)) for subtask in range(old_parallelism)]
+        all_progress = [self._progress(TaskId(before, subtask)) for subtask in range(old_parallelism)]
         reached = [
             (range_of(subtask, parallelism=old_parallelism, max_parallelism=max_parallelism), p.input_watermark_ms)
             for subtask, p in enumerate(all_progress)
@@ -292,7 +321,21 @@ class _Restoring:
         return StoredTask(output_watermark_ms=told_ms), KeyGroupFloors(key_group_floors(reached, own))
 
     def _sections(self, vertex: Vertex) -> dict[int, list[RestoredSection]]:
-        old_parallelism = self._files.parallelism_of(vertex.id)
+        """By the operators' positions now; each from where it stood before."""
+        now_at: dict[VertexId, dict[int, int]] = {}
+        for place, old in self._match.operators.items():
+            if place.vertex == vertex.id and place.position != SOURCE_POSITION:
+                now_at.setdefault(old.vertex, {})[old.position] = place.position
+        return {
+            position: sections
+            for before, positions in now_at.items()
+            for old_position, sections in self._sections_of(vertex, before).items()
+            if (position := positions.get(old_position)) is not None
+        }
+
+    def _sections_of(self, vertex: Vertex, before: VertexId) -> dict[int, list[RestoredSection]]:
+        """What `vertex` takes of the sections of `before`, by the positions of then."""
+        old_parallelism = self._files.parallelism_of(before)
         parallelism = self._plan.parallelism_of(vertex.id)
         everyone = range(old_parallelism)
         if old_parallelism == parallelism:
@@ -307,26 +350,26 @@ class _Restoring:
             union = split = everyone
         found: dict[int, list[RestoredSection]] = {}
         sources: list[tuple[SectionKind, range]] = [("state", keyed), ("union", union)]
-        for kind, subtasks in [*sources, ("broadcast", self._broadcast_from(vertex))]:
-            for stored in self._stored(vertex, kind, subtasks):
+        for kind, subtasks in [*sources, ("broadcast", self._broadcast_from(vertex, before))]:
+            for stored in self._stored(before, kind, subtasks):
                 found.setdefault(stored.key.operator, []).append(_restored(stored))
-        for stored in self._stored(vertex, "files", keyed):
+        for stored in self._stored(before, "files", keyed):
             section, files = self._files.with_files(stored.key.task, _restored(stored))
             found.setdefault(stored.key.operator, []).append(section)
             self._known_files.update(files)
-        for operator, section in self._split(vertex, split, parallelism):
+        for operator, section in self._split(before, split, parallelism):
             found.setdefault(operator, []).append(section)
         return found
 
-    def _stored(self, vertex: Vertex, kind: SectionKind, subtasks: Iterable[int]) -> Iterator[StoredSection]:
+    def _stored(self, before: VertexId, kind: SectionKind, subtasks: Iterable[int]) -> Iterator[StoredSection]:
         for subtask in subtasks:
-            yield from self._files.sections(TaskId(vertex.id, subtask), kind)
+            yield from self._files.sections(TaskId(before, subtask), kind)
 
-    def _broadcast_from(self, vertex: Vertex) -> range:
+    def _broadcast_from(self, vertex: Vertex, before: VertexId) -> range:
         chosen = self._broadcast_subtask(vertex.id)
         if chosen is None:
             # Each its own; without a broadcast edge all have the same, and a new subtask takes any of them.
-            chosen = self._slot % self._files.parallelism_of(vertex.id)
+            chosen = self._slot % self._files.parallelism_of(before)
         return range(chosen, chosen + 1)
 
     def _broadcast_subtask(self, vertex: VertexId) -> int | None:
@@ -334,17 +377,18 @@ class _Restoring:
         edges = [
             e for e in self._plan.edges if e.receiver == vertex and isinstance(e.partitioning, BroadcastPartitioning)
         ]
-        if not edges or all(self._has_same_shape(edge) for edge in edges):
+        shapes = [shape for edge in edges if (shape := self._old_shape(edge)) is not None]
+        if not shapes or all(self._has_same_shape(edge) for edge in edges):
             return None
-        return most_advanced_of([self._old_plan.shape_of(edge) for edge in edges], self._in_flight.values())
+        return most_advanced_of(shapes, self._in_flight.values())
 
-    def _split(self, vertex: Vertex, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
+    def _split(self, before: VertexId, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
         items: dict[tuple[int, str], list[list[bytes]]] = {}
-        for stored in self._stored(vertex, "split", subtasks):
+        for stored in self._stored(before, "split", subtasks):
             key = (stored.key.operator, plain_name(stored.key))
             items.setdefault(key, []).append(msgspec.msgpack.decode(stored.data, type=list[bytes]))
         for (operator, name), of_subtasks in items.items():
-            if self._files.parallelism_of(vertex.id) != parallelism:
+            if self._files.parallelism_of(before) != parallelism:
                 own = split_items(of_subtasks, parallelism)[self._slot]
             else:
                 own = [item for items in of_subtasks for item in items]
@@ -352,8 +396,21 @@ class _Restoring:
 
     # -- channels
 
+    def _old_shape(self, edge: Edge) -> EdgeShape | None:
+        """Of the edge that it takes over from, as it was."""
+        before = self._match.ways.get(edge.id)
+        if before is None:
+            return None
+        return EdgeShape(
+            edge=before.id,
+            kind=kind_of(edge.partitioning),
+            senders=self._files.parallelism_of(before.sender),
+            receivers=self._files.parallelism_of(before.receiver),
+        )
+
     def _has_same_shape(self, edge: Edge) -> bool:
-        return keeps_channels(self._old_plan.shape_of(edge), self._plan.shape_of(edge))
+        old = self._old_shape(edge)
+        return old is not None and keeps_channels(old, self._plan.shape_of(edge))
 
     def _keeps_channels(self, edge: Edge) -> bool:
         """Not if the receivers take over another one's broadcast state: then they take what that one had in flight."""
@@ -364,8 +421,11 @@ class _Restoring:
         return self._broadcast_subtask(edge.receiver) if is_broadcast else None
 
     def _pieces(self, edge: Edge) -> dict[ChannelId, tuple[Piece, ...]]:
+        old = self._old_shape(edge)
+        if old is None:
+            return {}
         return recovered_channels(
-            self._old_plan.shape_of(edge),
+            old,
             self._plan.shape_of(edge),
             self._in_flight.values(),
             max_parallelism=self._plan.max_parallelism,
@@ -374,7 +434,7 @@ class _Restoring:
 
     def _next_sequence(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> Sequence:
         if self._keeps_channels(edge):
-            return self._in_flight[channel].before
+            return self._in_flight[channel._replace(edge=self._match.ways[edge.id].id)].before
         return recovered_count(pieces, self._in_flight)
 
     def _recovered(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> RecoveredChannel:
@@ -395,7 +455,7 @@ class _Restoring:
         return RecoveredChannel(arrived, Sequence(len(arrived)), tuple(Sequence(end) for end in ends[:-1]))
 
     def _kept(self, edge: Edge, channel: ChannelId) -> RecoveredChannel:
-        stored = self._ranges[channel]
+        stored = self._ranges[channel._replace(edge=self._match.ways[edge.id].id)]
         arrived = []
         for sequence, element, first_row in self._captured(edge, stored):
             if isinstance(element, EndOfInput):
@@ -406,34 +466,31 @@ class _Restoring:
 
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
-        parts = self._files.captured_parts(stored, ChannelEnds(sender=edge.sender, receiver=edge.receiver))
-        if self._keeps_channels(edge):
+        before = self._match.ways[edge.id]
+        parts = self._files.captured_parts(stored, ChannelEnds(sender=before.sender, receiver=before.receiver))
+        if self._keeps_channels(edge) and before.id == edge.id:
             for part in parts:
                 self._known += referable(stored.channel, part.elements, part.files)
         for captured in self._files.captured_elements(stored, parts, edge.schema):
             yield captured.sequence, captured.element, captured.first_row
 
 
-def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan) -> list[bytes] | None:
-    """One state for each reader of the plan; None if the source has not been read from, as in a written savepoint."""
-    assert vertex.source is not None
+def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan, match: PlanMatch) -> list[bytes]:
+    """One state for each reader of the plan; none if there is no source, or one that has not been read from yet."""
+    before = match.operators.get(Place(vertex.id, SOURCE_POSITION))
+    if vertex.source is None or before is None:
+        return []
     stored = [
         bytes(section.data)
-        for subtask in range(files.parallelism_of(vertex.id))
-        for section in files.sections(TaskId(vertex.id, subtask), "source")
+        for subtask in range(files.parallelism_of(before.vertex))
+        for section in files.sections(TaskId(before.vertex, subtask), "source")
     ]
     if not stored:
-        return None
+        return []
     parallelism = plan.parallelism_of(vertex.id)
     if len(stored) == parallelism:
         return stored
     return open_source(vertex.source).redistribute(stored, parallelism=parallelism)
-
-
-def _as_it_was(plan: JobPlan, manifest: Manifest) -> JobPlan:
-    """The plan at the parallelism of the checkpoint."""
-    vertices = tuple(replace(vertex, parallelism=manifest.vertex_parallelism[vertex.id]) for vertex in plan.vertices)
-    return JobPlan(vertices, plan.edges, manifest.parallelism, manifest.max_parallelism)
 
 
 def _open(store: Store, file: SlotFile) -> StateFile:

@@ -1,0 +1,128 @@
+"""What lies at a path: a checkpoint, a savepoint or a whole location, its operators and files, and whether they are
+intact. For people who look from outside: reads storage only, changes and makes nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tidegate.coordinator.durable import files_of, locate
+from tidegate.model.errors import Damaged, UserError
+from tidegate.plan.parts import Part, read_parts
+from tidegate.storage import layout
+from tidegate.storage.job_log import CheckpointCompleted, Committed, Entry, JobLog, retained_checkpoints
+from tidegate.storage.manifests import Manifest, decode_manifest
+from tidegate.storage.state_file import FileSum, check_sum
+from tidegate.storage.store import Store, local_path, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """One that can be restored from. Paths in its manifest are below `root`."""
+
+    root: str
+    store: Store
+    path: str
+    manifest: Manifest
+
+    def files(self) -> dict[str, FileSum]:
+        return files_of(self.manifest)
+
+    def size_bytes(self) -> int:
+        return sum(file.length_bytes for file in self.files().values())
+
+    def parts(self) -> tuple[Part, ...]:
+        found = read_parts(self.manifest.plan_fingerprint, self.manifest.operator_names)
+        return () if found is None else found.parts
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A checkpointLocation."""
+
+    root: str
+    store: Store
+    entries: tuple[Entry, ...]
+
+    def retained(self) -> list[CheckpointCompleted]:
+        return retained_checkpoints(self.entries)
+
+    def is_committed(self, completed: CheckpointCompleted) -> bool:
+        return Committed(checkpoint=completed.checkpoint) in self.entries
+
+    def open(self, completed: CheckpointCompleted) -> StoredCheckpoint:
+        """Raises `Damaged` if its manifest cannot be used."""
+        root = self.root if completed.location is None else completed.location
+        store = self.store if completed.location is None else open_store(root)
+        name = f"{root.rstrip('/')}/{completed.manifest}"
+        return StoredCheckpoint(
+            root, store, completed.manifest, decode_manifest(store.read(completed.manifest), name=name)
+        )
+
+
+Found: TypeAlias = StoredCheckpoint | Location
+
+
+def open_path(path: str) -> Found:
+    """Raises `UserError` if nothing of the kind is there, `Damaged` if it cannot be used."""
+    given = local_path(path)
+    plain = path.rstrip("/") if given is None else str(given)
+    if given is not None and not given.exists():
+        raise UserError(f"There is nothing at {plain!r}: name a checkpointLocation, a checkpoint or a savepoint.")
+    if given is None or given.is_dir():
+        store = open_store(plain)
+        if store.list(layout.LOG):
+            return Location(plain, store, tuple(JobLog(store, driver="a reader").read()))
+    return open_checkpoint(plain)
+
+
+def open_checkpoint(path: str) -> StoredCheckpoint:
+    root, manifest = locate(path)
+    folder = local_path(root)
+    if folder is not None and not (folder / manifest).is_file():
+        raise UserError(
+            f"{str(folder / manifest)!r} is not there: name a savepoint, a checkpoint such as chk/checkpoints/7-g1, "
+            f"or a checkpointLocation."
+        )
+    store = open_store(root)
+    return StoredCheckpoint(root, store, manifest, decode_manifest(store.read(manifest), name=f"{root}/{manifest}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """`damage`: one sentence for each file that is missing, or not the one that the manifest speaks of."""
+
+    files: int
+    size_bytes: int
+    damage: tuple[str, ...]
+
+
+def verify(found: Found) -> Verified:
+    """Reads every file as a whole; one that several checkpoints refer to once."""
+    seen: set[tuple[str, str, FileSum]] = set()
+    damage: list[str] = []
+    files = size_bytes = 0
+    for checkpoint in _checkpoints(found, damage):
+        files, size_bytes = files + 1, size_bytes + len(checkpoint.store.read(checkpoint.path))
+        for path, expected in checkpoint.files().items():
+            if (checkpoint.root, path, expected) in seen:
+                continue
+            seen.add((checkpoint.root, path, expected))
+            files, size_bytes = files + 1, size_bytes + expected.length_bytes
+            try:
+                check_sum(checkpoint.store.read(path), expected, name=f"{checkpoint.root}/{path}")
+            except Damaged as error:
+                damage.append(str(error))
+    return Verified(files, size_bytes, tuple(damage))
+
+
+def _checkpoints(found: Found, damage: list[str]) -> Iterator[StoredCheckpoint]:
+    match found:
+        case StoredCheckpoint():
+            yield found
+        case Location():
+            for completed in found.retained():
+                try:
+                    yield found.open(completed)
+                except Damaged as error:
+                    damage.append(str(error))

@@ -1,0 +1,75 @@
+"""Whether the states that user code declares now can go on with what was stored of them.
+
+Values are stored field by field, in order: fields may be added at the end, if null is a value of theirs, since that is
+what older values have there. Everything else would read one field as another.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+
+from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.model.ids import VertexId
+from tidegate.plan.matching import PlanMatch
+from tidegate.plan.nodes import DeclaredState
+from tidegate.plan.parts import Place
+from tidegate.plan.physical import ConnectSpec, JobPlan, TransformWithStateSpec
+from tidegate.storage.stored_plan import StoredPlan, UserState, decode_schema
+
+
+def check_states(where: str, plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) -> None:
+    """Raises `IncompatibleCheckpoint` with the state, its old and its new type. Without `stored` nothing is known."""
+    before = {} if stored is None else dict(_stored_states(stored))
+    for place, states in _declared_states(plan):
+        old = before.get(match.operators[place], {}) if place in match.operators else {}
+        for state in states:
+            if (known := old.get(state.name)) is not None:
+                _check_state(where, known, state)
+
+
+def _stored_states(stored: StoredPlan) -> Iterator[tuple[Place, Mapping[str, UserState]]]:
+    for operator in stored.operators:
+        states = {state.name: state for state in operator.states if isinstance(state, UserState)}
+        yield Place(VertexId(operator.vertex), operator.position), states
+
+
+def _declared_states(plan: JobPlan) -> Iterator[tuple[Place, tuple[DeclaredState, ...]]]:
+    for vertex in plan.vertices:
+        for position, operator in enumerate(vertex.operators):
+            if isinstance(operator, TransformWithStateSpec | ConnectSpec):
+                yield Place(vertex.id, position), operator.states
+
+
+def _check_state(where: str, old: UserState, new: DeclaredState) -> None:
+    if old.shape != new.shape.value:
+        raise _refused(where, new.name, f"a {old.shape} state", f"a {new.shape.value} state")
+    subkeys = None if old.subkeys is None else decode_schema(old.subkeys)
+    if subkeys is not None and new.subkeys is not None and not _starts_with(new.subkeys, subkeys, added=0):
+        raise _refused(where, new.name, f"a map by {_written(subkeys)}", f"a map by {_written(new.subkeys)}")
+    values = decode_schema(old.values)
+    if not _starts_with(new.values, values):
+        raise _refused(where, new.name, _written(values), _written(new.values))
+    for field in list(new.values)[len(values) :]:
+        if not field.nullable:
+            raise IncompatibleCheckpoint(
+                f"{where} has state {new.name!r} without the field {field.name!r}, which is NOT NULL in the query: "
+                f"stored values have null there, so declare it without NOT NULL."
+            )
+
+
+def _starts_with(schema: pa.Schema, before: pa.Schema, *, added: int | None = None) -> bool:
+    """`added`: how many fields may follow; None for any number."""
+    if len(schema) < len(before) or (added is not None and len(schema) - len(before) > added):
+        return False
+    return all(new.name == old.name and new.type == old.type for new, old in zip(schema, before, strict=False))
+
+
+def _refused(where: str, state: str, old: str, new: str) -> IncompatibleCheckpoint:
+    return IncompatibleCheckpoint(
+        f"{where} has state {state!r} as {old}, and the query declares it as {new}: only nullable fields may be added, "
+        f"at the end; declare it as it was, or give it another name."
+    )
+
+
+def _written(fields: Iterable[pa.Field]) -> str:
+    return f"({', '.join(f'{field.name}: {field.type}' for field in fields)})"

@@ -1,0 +1,210 @@
+"""Whose a checkpoint is: what a job may remove of a foreign one, when it is stopped, and of its own crashed past."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_durable import STATE, Committer, Place, manifest, take_savepoint
+from tidegate.coordinator.durable import DurableJob, DurableSettings
+from tidegate.model.errors import DidNotHappen
+from tidegate.model.ids import CheckpointId, Generation
+from tidegate.plan.physical import JobPlan
+from tidegate.protocol.retention import KeepFor, KeepNumber, OnCancel, RestoreMode
+from tidegate.storage.job_log import CheckpointClaimed, CheckpointRetired, JobLog, claimed_checkpoint
+from tidegate.storage.store import LocalFiles
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Place:
+    """Another job, with two checkpoints that share a file, and a savepoint."""
+    place = Place(tmp_path / "foreign")
+    job = place.started()
+    place.take(job, manifest(1, shared=["shared/1-g1-s0.channels", "shared/1-g1-s0.0a-1.sst"]))
+    place.take(job, manifest(2, shared=["shared/1-g1-s0.0a-1.sst", "shared/2-g1-s0.0a-2.sst"]))
+    take_savepoint(job, tmp_path / "savepoint", 3)
+    return place
+
+
+def started_from(
+    place: Place,
+    path: Path,
+    mode: RestoreMode,
+    *,
+    keep: KeepNumber | KeepFor = KeepNumber(2),  # noqa: B008
+) -> DurableJob:
+    settings = DurableSettings(fingerprint=("f",), keep=keep, restore_from=str(path), restore_mode=mode)
+    job = opened(place, settings)
+    basis = job.start_generation(at_ms=0)
+    assert basis.restored_checkpoint is not None
+    return job
+
+
+def opened(place: Place, settings: DurableSettings) -> DurableJob:
+    return DurableJob(
+        place.store,
+        place.committer,
+        JobPlan((), (), parallelism=1, max_parallelism=8),
+        settings,
+        open_location=lambda location: LocalFiles(Path(location)),
+        wall_ms=lambda: place.now_ms,
+    )
+
+
+def take(place: Place, job: DurableJob, *ids: int) -> None:
+    for id in ids:
+        place.take(job, manifest(id))
+        job.retire(frozenset())
+
+
+def below(folder: Path) -> list[str]:
+    return LocalFiles(folder).list()
+
+
+# -- what it was started from
+
+
+@pytest.mark.parametrize("path", ["foreign/checkpoints/2-g1", "savepoint"])
+def test_without_a_claim_nothing_foreign_is_ever_removed(foreign: Place, tmp_path: Path, path: str) -> None:
+    before = below(foreign.folder), below(tmp_path / "savepoint")
+    own = Place(tmp_path / "own")
+    job = started_from(own, tmp_path / path, RestoreMode.NO_CLAIM)
+    take(own, job, 10, 11, 12, 13)
+    assert (below(foreign.folder), below(tmp_path / "savepoint")) == before
+    assert own.logged(CheckpointClaimed) == []
+
+
+def test_a_claimed_savepoint_goes_when_enough_newer_checkpoints_are_there(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    job = started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM)
+    take(own, job, 10)
+    assert below(tmp_path / "savepoint") == ["0.state", "manifest.json"], "two are kept, and it is the older one"
+    take(own, job, 11)
+    assert below(tmp_path / "savepoint") == []
+    assert own.logged(CheckpointRetired) == [3]
+    take(own, job, 12)
+    assert own.logged(CheckpointRetired) == [3, 10], "it is retired once"
+
+
+def test_of_a_claimed_checkpoint_only_goes_what_no_other_one_names(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    job = started_from(own, foreign.folder / "checkpoints" / "2-g1", RestoreMode.CLAIM, keep=KeepNumber(1))
+    before = below(foreign.folder)
+    take(own, job, 10, 11)
+    gone = {"checkpoints/2-g1/manifest.json", "checkpoints/2-g1/0.state", "shared/2-g1-s0.0a-2.sst"}
+    assert set(before) - set(below(foreign.folder)) == gone, "the other checkpoint names the first table too"
+
+
+def test_shared_files_stay_if_a_manifest_beside_the_claimed_one_cannot_be_read(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    job = started_from(own, foreign.folder / "checkpoints" / "2-g1", RestoreMode.CLAIM, keep=KeepNumber(1))
+    foreign.store.put("checkpoints/1-g1/manifest.json", b"damaged")
+    take(own, job, 10, 11)
+    assert len(foreign.store.list("shared")) == 3
+
+
+def test_a_claim_is_made_once_and_restored_again_until_the_first_own_checkpoint(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    for _ in range(2):
+        started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM)
+    assert own.logged(CheckpointClaimed) == [3]
+    assert own.committer.committed == [], "what it had to commit is not this job's"
+
+
+def test_a_claimed_savepoint_that_its_owner_removed_is_no_failure(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    job = started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM, keep=KeepNumber(1))
+    for name in ("manifest.json", "0.state"):
+        (tmp_path / "savepoint" / name).unlink()
+    take(own, job, 10, 11)
+    assert own.logged(CheckpointRetired) == [3, 10]
+
+
+# -- when the query is stopped
+
+
+def cancelled(place: Place, on_cancel: OnCancel, **options: object) -> DurableJob:
+    job = opened(place, DurableSettings(fingerprint=("f",), keep=KeepNumber(5), on_cancel=on_cancel))
+    job.start_generation(at_ms=0)
+    take(place, job, 1, 2)
+    return job
+
+
+def test_a_stopped_query_keeps_its_checkpoints(tmp_path: Path) -> None:
+    place = Place(tmp_path / "chk")
+    job = cancelled(place, OnCancel.RETAIN)
+    before = place.files()
+    job.on_cancelled()
+    job.clean_up(Generation(1))
+    assert place.files() == before
+
+
+def test_or_removes_them_but_neither_savepoints_nor_what_is_not_committed(tmp_path: Path) -> None:
+    place = Place(tmp_path / "chk")
+    job = cancelled(place, OnCancel.DELETE)
+    savepoint = take_savepoint(job, place.folder / "savepoints" / "savepoint-3-g1", 3)
+    open_one = manifest(4)
+    for file in open_one.slots:
+        place.store.put(file.path, STATE)
+    job.complete(open_one)
+    job.on_cancelled()
+    job.clean_up(Generation(1))
+    assert {Path(path).parent.name for path in place.files()} == {"savepoint-3-g1", "4-g1"}
+    assert Path(savepoint, "manifest.json").exists()
+    assert place.logged(CheckpointRetired) == [1, 2]
+
+
+def test_the_next_start_begins_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path / "chk")
+    job = cancelled(place, OnCancel.DELETE)
+    job.on_cancelled()
+    job.clean_up(Generation(1))
+    basis = place.open().start_generation(at_ms=1)
+    assert (basis.restored_checkpoint, basis.next_checkpoint) == (None, CheckpointId(3)), "ids are never used again"
+
+
+# -- what crashed generations left
+
+
+def test_a_new_driver_removes_what_the_one_before_left(tmp_path: Path) -> None:
+    place = Place(tmp_path / "chk")
+    take(place, place.started(), 1)
+    needed = place.files()
+    for path in ("checkpoints/2-g1/0.state", "shared/2-g1-s0.0a-1.sst", "savepoints/savepoint-3-g1/0.state"):
+        place.store.put(path, STATE)
+    job = place.open()
+    job.check_compatible()
+    assert len(place.files()) == len(needed) + 3, "looking removes nothing"
+    basis = job.start_generation(at_ms=5)
+    assert place.files() == needed
+    assert basis.next_checkpoint == 3, "not the id of one that was begun"
+
+
+def test_a_start_goes_on_if_they_cannot_be_removed(tmp_path: Path) -> None:
+    class Stubborn(LocalFiles):
+        def delete(self, path: str) -> None:
+            raise DidNotHappen(f"{path} could not be deleted.")
+
+    place = Place(tmp_path / "chk")
+    take(place, place.started(), 1)
+    place.store.put("checkpoints/2-g1/0.state", STATE)
+    job = DurableJob(
+        Stubborn(place.folder),
+        Committer(),
+        JobPlan((), (), parallelism=1, max_parallelism=8),
+        DurableSettings(fingerprint=("f",), keep=KeepNumber(2)),
+        open_location=lambda location: LocalFiles(Path(location)),
+        wall_ms=lambda: 0,
+    )
+    assert job.start_generation(at_ms=5).restored_checkpoint == 1
+    assert len(JobLog(place.store, driver="x").read()) == 4
+
+
+def test_a_claim_outlives_the_entries_that_a_summary_takes_the_place_of(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    job = started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM)
+    take(own, job, 10)
+    log = JobLog(own.store, driver="shortening")
+    log.read()
+    log.shorten(from_entries=1)
+    claimed = claimed_checkpoint(JobLog(own.store, driver="reading").read())
+    assert claimed is not None and claimed.checkpoint == 3

@@ -1,0 +1,110 @@
+"""What a restore would do, told before it is done."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.test_matching import SCAN, lowered, named, once, summed, where
+from tests.unit.test_restoring import MANIFEST, Captured, Job, rows
+from tidegate.api.trial import TrialEnded, current_trial, trying
+from tidegate.cli import check
+from tidegate.coordinator.compatibility import NotRestored
+from tidegate.coordinator.inspection import StoredCheckpoint
+from tidegate.coordinator.restore_trial import TrialReport, try_restore
+from tidegate.model.errors import UserError
+from tidegate.model.ids import ChannelId, EdgeId, TaskId, VertexId
+from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.nodes import Node, Sink
+from tidegate.state.contract import Redistribution, Section
+from tidegate.storage.store import LocalFiles
+
+
+def stored(folder: Path, root: Node) -> StoredCheckpoint:
+    """With a section of every vertex but the first, which has positions."""
+    job = Job(
+        LocalFiles(folder),
+        lowered(root),
+        sections=lambda task: [Section("x", None, lambda: b"state", Redistribution.UNION)] if task.vertex else [],
+        sources={TaskId(VertexId(0), subtask): b"here" for subtask in (0, 1)},
+    )
+    return StoredCheckpoint(str(folder), LocalFiles(folder), MANIFEST, job.write())
+
+
+def report(
+    before: StoredCheckpoint, root: Node, not_restored: NotRestored = NotRestored.REFUSED, *, slots: int = 2
+) -> TrialReport:
+    plan = lower(root, Sink("noop", {}, root.schema), parallelism=slots, max_parallelism=16)
+    return try_restore(before, plan, fingerprint(plan), not_restored)
+
+
+def test_it_says_operator_by_operator_what_goes_where(tmp_path: Path) -> None:
+    told = report(
+        stored(tmp_path, named(once(SCAN), "orders")), summed(where(named(once(where(SCAN)), "orders"))), slots=3
+    )
+    assert told.refusal is None
+    assert told.lines[0].endswith("2 slots; the query has 3") and told.lines[1] == "It can be restored."
+    assert "  Source#1 (Source): v0 source -> v0 source, 2 -> 3 subtasks" in told.lines
+    assert "  'orders' (Deduplicate): v1 op0 -> v1 op0, 2 -> 3 subtasks" in told.lines
+    assert "    subtask 0: key groups 0 to 5, of subtask 0" in told.lines
+    assert "    subtask 1: key groups 6 to 10, of subtasks 0 to 1" in told.lines
+    assert "  Aggregate#1 (Aggregate, v2 op0): new, starts empty" in told.lines
+
+
+def test_it_says_what_would_be_dropped_and_refuses_that_unless_it_may(tmp_path: Path) -> None:
+    before = stored(tmp_path, named(once(SCAN), "orders"))
+    told = report(before, SCAN)
+    assert told.refusal is not None and "'orders'" in told.refusal and told.lines[-1].endswith(told.refusal)
+    told = report(before, SCAN, NotRestored.DROPPED)
+    assert told.refusal is None and "  'orders' (Deduplicate, v1 op0): dropped" in told.lines
+
+
+def test_it_estimates_the_time_from_what_it_measured(tmp_path: Path) -> None:
+    before = stored(tmp_path, once(SCAN))
+    said = report(before, once(SCAN)).lines[-1]
+    assert said.startswith(f"To read: {before.size_bytes() / 1024:.1f} KiB, about ") and "measured here" in said
+
+
+def test_rows_in_flight_are_told(tmp_path: Path) -> None:
+    schema = pa.schema([("v", pa.int64())])
+    from tidegate.plan.nodes import Deduplicate, Scan
+
+    plan = lower(
+        Deduplicate(Scan("parquet", {}, schema), (0,), None, None, schema),
+        Sink("noop", {}, schema),
+        parallelism=1,
+        max_parallelism=16,
+    )
+    job = Job(LocalFiles(tmp_path), plan, channels={ChannelId(EdgeId(0), 0, 0): Captured((rows(1), rows(2)))})
+    before = StoredCheckpoint(str(tmp_path), LocalFiles(tmp_path), MANIFEST, job.write())
+    told = try_restore(before, plan, fingerprint(plan), NotRestored.REFUSED)
+    assert "  rows in flight into v1: 2 elements, e0 -> e0" in told.lines
+
+
+def test_damaged_files_refuse_too(tmp_path: Path) -> None:
+    before = stored(tmp_path, once(SCAN))
+    (tmp_path / before.manifest.slots[1].path).unlink()
+    told = report(before, once(SCAN))
+    assert told.refusal is not None and before.manifest.slots[1].path in told.refusal
+
+
+# -- the program that is tried
+
+
+def test_a_trial_ends_the_program_at_its_first_query_and_is_over_then(tmp_path: Path) -> None:
+    with trying(stored(tmp_path, once(SCAN))) as trial:
+        assert current_trial() is trial
+        with pytest.raises(TrialEnded):
+            trial.look_at(lowered(once(SCAN)), NotRestored.REFUSED)
+        assert trial.report is not None and trial.report.refusal is None
+    assert current_trial() is None
+
+
+def test_a_program_that_starts_no_query_is_told_so(tmp_path: Path) -> None:
+    before = stored(tmp_path / "chk", once(SCAN))
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nassert __name__ == '__main__' and sys.argv == [__file__]\n")
+    with pytest.raises(UserError, match="has ended without"):
+        check.run(before.root, str(program))
+    with pytest.raises(UserError, match="There is no file"):
+        check.run(before.root, str(tmp_path / "none.py"))

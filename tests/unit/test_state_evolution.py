@@ -1,0 +1,83 @@
+"""Which states of user code may change their schema between a checkpoint and the query that goes on from it."""
+
+import pyarrow as pa
+import pytest
+
+from tidegate.coordinator.state_evolution import check_states
+from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.operators.described import describe_plan
+from tidegate.plan.lower import fingerprint, lower
+from tidegate.plan.matching import match_stored
+from tidegate.plan.nodes import DeclaredState, Scan, Sink, StateShape, TransformWithState
+from tidegate.plan.physical import JobPlan
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+N = pa.field("n", pa.int64())
+
+
+def planned(*states: DeclaredState) -> JobPlan:
+    node = TransformWithState(Scan("rate", {}, SCHEMA), 1, b"p", SCHEMA, states=states)
+    return lower(node, Sink("noop", {}, SCHEMA), parallelism=1, max_parallelism=16)
+
+
+def value(*fields: pa.Field, name: str = "count") -> DeclaredState:
+    return DeclaredState(name, StateShape.VALUE, pa.schema(fields))
+
+
+def check(old: DeclaredState, new: DeclaredState) -> None:
+    before, after = planned(old), planned(new)
+    match = match_stored(after, fingerprint(after), stored=fingerprint(before), stored_names={})
+    assert match is not None
+    check_states("Checkpoint 7", after, match, describe_plan(before))
+
+
+def refused(old: DeclaredState, new: DeclaredState) -> str:
+    with pytest.raises(IncompatibleCheckpoint) as caught:
+        check(old, new)
+    said = str(caught.value)
+    assert said.startswith("Checkpoint 7 has state 'count'") and said.endswith(".") and "\n" not in said
+    return said
+
+
+def test_nullable_fields_may_be_added_at_the_end() -> None:
+    check(value(N), value(N))
+    check(value(N), value(N, pa.field("last", pa.string()), pa.field("best", pa.float64())))
+
+
+def test_a_field_that_must_not_be_null_cannot_be_added() -> None:
+    said = refused(value(N), value(N, pa.field("last", pa.string(), nullable=False)))
+    assert "'last', which is NOT NULL" in said
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [pa.field("n", pa.int32())],
+        [pa.field("m", pa.int64())],
+        [pa.field("first", pa.string()), N],
+        [],
+    ],
+    ids=["another type", "another name", "in front", "removed"],
+)
+def test_every_other_change_is_refused_with_both_types(fields: list[pa.Field]) -> None:
+    new = value(*fields)
+    said = refused(value(N), new)
+    written = ", ".join(f"{field.name}: {field.type}" for field in fields)
+    assert f"as (n: int64), and the query declares it as ({written})" in said
+
+
+def test_the_keys_of_a_map_stay_as_they_are_and_its_values_may_grow() -> None:
+    keys, more = pa.schema([("k", pa.string())]), pa.schema([("k", pa.string()), ("l", pa.string())])
+    old = DeclaredState("count", StateShape.MAP, pa.schema([N]), keys)
+    check(old, DeclaredState("count", StateShape.MAP, pa.schema([N, ("x", pa.int64())]), keys))
+    assert "a map by (k: string)" in refused(old, DeclaredState("count", StateShape.MAP, pa.schema([N]), more))
+
+
+def test_another_kind_of_state_is_refused() -> None:
+    assert "as a value state, and the query declares it as a list state" in refused(
+        value(N), DeclaredState("count", StateShape.LIST, pa.schema([N]))
+    )
+
+
+def test_states_that_came_or_went_are_fine() -> None:
+    check(value(N), value(pa.field("other", pa.string()), name="other"))
