@@ -31,8 +31,8 @@ _DELAY_US = 1000
 # In front of the operator: twelve intervals and more, as much as the timeout nearly is without active backpressure.
 _INTERVALS_IN_FLIGHT = 12
 # Sources wait an interval after their barrier: what they can pull in it is what active backpressure lets through.
-# A half more than the operator takes here, whose 1 ms per row is about 1.4 ms with all that is around the sleep.
-_SOURCE_ROWS_PER_S = 2_100
+# A half more than the operator takes.
+_SOURCE_ROWS_PER_S = 3_000
 _MODES = {"false": "without active backpressure", "true": "with active backpressure", "strict": "strict"}
 
 
@@ -46,14 +46,16 @@ def variants(size: Size) -> list[Variant]:
         "row_bytes": _ROW_BYTES,
         "delay_us": _DELAY_US,
         "interval_ms": interval_ms,
-        "warm_up_s": interval_ms * 36 / 1000,
-        "measure_s": interval_ms * (40 if size is Size.FULL else 30) / 1000,
+        # Windows are full after 24 intervals.
+        "warm_up_s": interval_ms * 26 / 1000,
+        "measure_s": interval_ms * (24 if size is Size.FULL else 30) / 1000,
         "tidegate.checkpoint.timeout": f"{interval_ms * 30}ms",
         "tidegate.checkpoint.maxConcurrent": 2,
         "tidegate.checkpoint.tolerableFailures": 0,
         "tidegate.checkpoint.unaligned": "false",
         "tidegate.network.debloat": "false",
         "tidegate.network.window": per_channel_bytes,
+        "tidegate.network.memory": 2 * _SLOTS * per_channel_bytes,
     }
     limited = {"tidegate.maxRowsPerSecond": _SOURCE_ROWS_PER_S}
     found = [_variant(active, work | limited, name=f"active-{active}", title=title) for active, title in _MODES.items()]
@@ -164,7 +166,7 @@ ABOUT: Sequence[str] = (
     "min, "
     "no failed checkpoint tolerated (a failed one ends the run), an operator that takes 1 ms per row of 2,000 "
     "bytes on "
-    "two slots, a source that can give about a half more than that (`maxRowsPerSecond=2100`), debloating off and "
+    "two slots, a source that can give a half more than that (`maxRowsPerSecond=3000`), debloating off and "
     "windows "
     "worth twelve intervals of 2,000 rows/s; measured once they are full. The quick form has all times at a "
     "twentieth: "
