@@ -123,8 +123,8 @@ def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
 def keeps_only_the_least_event_time(patch: Patch) -> None:
     original = restoring._Restoring._progress_of_all
 
-    def progress_of_all(self: Any, vertex: Any) -> Any:
-        return original(self, vertex)[0], KeyGroupFloors(())
+    def progress_of_all(self: Any, vertex: Any, before: Any) -> Any:
+        return original(self, vertex, before)[0], KeyGroupFloors(())
 
     patch.setattr(restoring._Restoring, "_progress_of_all", progress_of_all)
 
@@ -145,8 +145,8 @@ def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None
 def gives_broadcast_state_to_the_old_subtasks_alone(patch: Patch) -> None:
     original = restoring._Restoring._broadcast_from
 
-    def broadcast_from(self: Any, vertex: Any) -> range:
-        return original(self, vertex) if self._slot < self._files.parallelism_of(vertex.id) else range(0)
+    def broadcast_from(self: Any, vertex: Any, before: Any) -> range:
+        return original(self, vertex, before) if self._slot < self._files.parallelism_of(before) else range(0)
 
     patch.setattr(restoring._Restoring, "_broadcast_from", broadcast_from)
 
