@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tidegate.coordinator.rates import Rates
-from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, TaskView
 from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.statistics import CheckpointStatistics, Owner
@@ -126,6 +126,15 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         "tidegate_task_watermark_timestamp_seconds": 1_700_000_000,
     }
     assert ("tidegate_task_watermark_timestamp_seconds", "v1.1") not in found
+
+
+def test_rows_that_were_given_up_are_counted_by_edge() -> None:
+    edge = DroppedEdgeView(edge="a => b", rows=3, size_bytes=48, unread_bytes=2)
+    dropped = replace(view(), dropped=DroppedView(checkpoint=17, edges=(edge,)))
+    found = samples(open_metrics("totals", dropped))
+    assert found["tidegate_dropped_inflight_rows_total", ""] == 3
+    assert found["tidegate_dropped_inflight_bytes_total", ""] == 50
+    assert ("tidegate_dropped_inflight_rows_total", "") not in samples(open_metrics("totals", view()))
 
 
 def test_every_number_says_which_query_it_is_of_and_a_tasks_what_it_does() -> None:

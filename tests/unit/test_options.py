@@ -103,3 +103,9 @@ def test_state_in_rocksdb_without_its_package_is_refused_on_the_driver_and_on_an
     with pytest.raises(OptionError, match="needs the package rocksdict"):
         open_backends("rocksdb")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_without_its_rows_in_flight_is_named_by_its_number() -> None:
+    assert read().without_captured_rows is None
+    assert read(checkpoint_recoverWithoutChannelState="17").without_captured_rows == 17
+    assert "write a whole number of at least 1" in refusal(checkpoint_recoverWithoutChannelState="chk-17")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tidegate.connectors.staged_source import IngestMode
 from tidegate.model.errors import OptionError
+from tidegate.model.ids import CheckpointId
 from tidegate.model.units import parse_duration_ms, parse_size_bytes
 from tidegate.network.address import parse_ports
 from tidegate.protocol.admission import ActiveBackpressure
@@ -196,6 +197,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "execution.checkpointing.num-retained",
         ),
         OptionSpec(
+            "checkpoint.recoverWithoutChannelState",
+            None,
+            _count(1),
+            "a checkpoint whose rows in flight are dropped when it is restored: they are lost",
+            "execution.checkpointing.recover-without-channel-state.checkpoint-id",
+        ),
+        OptionSpec(
             "source.activeBackpressure",
             "true",
             _choice("true", "strict", "false"),
@@ -365,6 +373,7 @@ class QueryOptions:
     state_memory_bytes: int
     restore_from: str | None
     rollback: SinkRollback
+    without_captured_rows: CheckpointId | None
     restart: RestartStrategy
     page: PageOptions | None
 
@@ -430,6 +439,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         state_memory_bytes=_positive("state.rocksdb.memory", read),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
+        without_captured_rows=read("checkpoint.recoverWithoutChannelState"),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
         page=PageOptions(read("ui.host"), read("ui.port")) if read("ui.enabled") == "true" else None,
     )

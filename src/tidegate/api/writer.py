@@ -353,6 +353,7 @@ class DataStreamWriter:
             available_now=self._available_now or not self._df.isStreaming,
             restore_from=restore_from,
             rollback=options.rollback,
+            without_captured_rows=options.without_captured_rows,
             driver_host=driver_host,
             bind_host=driver_host,
             slot_bind_host=options.bind_host or slot_host,

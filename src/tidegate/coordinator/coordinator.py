@@ -55,6 +55,7 @@ class Coordinator:
                 keep=spec.keep,
                 restore_from=spec.restore_from,
                 rollback=spec.rollback,
+                without_captured_rows=spec.without_captured_rows,
             ),
             open_location=open_store,
             wall_ms=self._clock.wall_ms,

@@ -6,7 +6,7 @@ to the backgrounds it is given, waiting is a deadline, so that real time and sim
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -17,6 +17,7 @@ from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, Launcher, LaunchExit, version_difference
 from tidegate.coordinator.launching import CurrentLaunch
 from tidegate.coordinator.members import Members
+from tidegate.coordinator.restores import Restores
 from tidegate.coordinator.roster import RosterEvent, SlotGone, SlotJoined, SlotSaid
 from tidegate.coordinator.running import Running
 from tidegate.coordinator.savepoints import SavepointWish, fail
@@ -83,6 +84,7 @@ class Driver:
             spec, launcher, members, secret=secret, versions=versions, post=post, on_exit=self._on_launch_exit
         )
         self._restarts = Restarts(spec.restart)
+        self._restores = Restores(spec)
         self._restarting = Restarting(self._launch, members, clock, wanted=spec.slots, start_again=self._start_again)
         self._leaving = Leaving(self._launch, members, clock, query=spec.name)
         self._running = Running(spec, durable=durable, members=members, storing=storing, clock=clock, listener=self)
@@ -189,6 +191,8 @@ class Driver:
             started_at=self._started_at,
             first_row_after_ms=self._running.first_row_after_ms,
             statistics=self._running.statistics(),
+            restore=self._restores.newest,
+            dropped=self._restores.dropped,
         )
 
     def facts(self) -> tuple[CheckpointFacts, ...]:
@@ -204,7 +208,8 @@ class Driver:
     def on_generation_begun(self, generation: Generation) -> None:
         self._generation = generation
 
-    def on_all_ready(self, basis: GenerationBasis, splits: Splits) -> None:
+    def on_all_ready(self, basis: GenerationBasis, splits: Splits, ready: Mapping[SlotIndex, Ready]) -> None:
+        self._restores.on_restored(basis, ready.values())
         self._running.begin(basis, splits)
         self._move(JobEvent.SLOTS_READY)
         self._members.tell_all(Run(basis.generation))
@@ -243,7 +248,7 @@ class Driver:
             return
         match message:
             case Ready():
-                self._bringing_up.on_ready(slot)
+                self._bringing_up.on_ready(slot, message)
             case Progress() | InputEnded() | SnapshotsTaken() | Acknowledge() | Decline():
                 self._running.on_message(slot, message)
             case Failed(is_final=True, message=text):

@@ -11,12 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
-from tidegate.coordinator.compatibility import check_fits
+from tidegate.coordinator.compatibility import check_fits, check_is_restored
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
-from tidegate.protocol.recovery import Refuse, Restore, SinkRollback, StartFresh, StoredCheckpoint, decide
+from tidegate.protocol.recovery import (
+    CapturedRows,
+    Refuse,
+    Restore,
+    SinkRollback,
+    StartFresh,
+    StoredCheckpoint,
+    decide,
+)
 from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, to_retire
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.storage import layout
@@ -55,11 +63,15 @@ class GenerationBasis:
     next_checkpoint: CheckpointId
     source_states: dict[TaskId, bytes]
     restore_location: str | None = None
+    captured_rows: CapturedRows = CapturedRows.DELIVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableSettings:
-    """`restore_from`: a checkpoint or savepoint to start from, as long as the job has none of its own."""
+    """`restore_from`: a checkpoint or savepoint to start from, as long as the job has none of its own.
+
+    `without_captured_rows`: a checkpoint whose rows in flight are dropped if it is the one to be restored.
+    """
 
     fingerprint: tuple[str, ...]
     keep: KeepNumber | KeepFor
@@ -67,6 +79,7 @@ class DurableSettings:
     rollback: SinkRollback = SinkRollback.NONE
     # From so many on, a summary takes the place of the log's entries.
     log_entries: int = SHORTENED_FROM
+    without_captured_rows: CheckpointId | None = None
 
 
 class DurableJob:
@@ -101,6 +114,7 @@ class DurableJob:
     def check_compatible(self) -> None:
         """Before anything starts: whether there is something to restore, and whether it fits. Changes nothing."""
         chosen = self._choose(retained_checkpoints(self._log.read()))
+        restored = None if chosen is None else chosen.checkpoint
         if chosen is not None:
             check_fits(self._manifest(chosen), self._plan, self._settings.fingerprint)
         elif self._settings.restore_from is not None:
@@ -108,7 +122,9 @@ class DurableJob:
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
             check_fits(manifest, self._plan, self._settings.fingerprint)
-            _check_files(store, manifest)
+            _check_files(store, manifest, self._captured_rows_of(manifest.checkpoint))
+            restored = manifest.checkpoint
+        check_is_restored(self._settings.without_captured_rows, restored)
 
     def use(self, plan: JobPlan) -> None:
         """From the next generation on. While none is being started: the background reads it."""
@@ -140,6 +156,7 @@ class DurableJob:
             next_checkpoint=next_checkpoint,
             source_states=read_source_states(self._place_of(chosen), manifest, self._plan),
             restore_location=chosen.location,
+            captured_rows=self._captured_rows_of(chosen.checkpoint),
         )
 
     def _start_from(self, restore_from: str, generation: Generation, first_id: CheckpointId) -> GenerationBasis:
@@ -154,7 +171,11 @@ class DurableJob:
             next_checkpoint=max(first_id, CheckpointId(manifest.checkpoint + 1)),
             source_states=read_source_states(store, manifest, self._plan),
             restore_location=root,
+            captured_rows=self._captured_rows_of(manifest.checkpoint),
         )
+
+    def _captured_rows_of(self, checkpoint: CheckpointId) -> CapturedRows:
+        return CapturedRows.DROP if checkpoint == self._settings.without_captured_rows else CapturedRows.DELIVER
 
     def _choose(self, retained: Sequence[CheckpointCompleted]) -> CheckpointCompleted | None:
         """The one to restore, as `protocol.recovery` decides; raises `Damaged` if none may be."""
@@ -187,7 +208,8 @@ class DurableJob:
     def _damage_of(self, completed: CheckpointCompleted) -> str | None:
         """One sentence if its manifest or a file that it names cannot be used."""
         try:
-            _check_files(self._place_of(completed), self._manifest(completed))
+            captured_rows = self._captured_rows_of(completed.checkpoint)
+            _check_files(self._place_of(completed), self._manifest(completed), captured_rows)
         except Damaged as error:
             # What to do about it depends on what else there is to restore; that is said where it is decided.
             return _ADVICE.split(str(error))[0]
@@ -410,9 +432,11 @@ class _UsedFiles:
         return path in self.files or writer <= self.unknown_up_to
 
 
-def _check_files(store: Store, manifest: Manifest) -> None:
-    """Raises `Damaged` if a file that the manifest names is missing or is not the one it speaks of."""
+def _check_files(store: Store, manifest: Manifest, captured_rows: CapturedRows) -> None:
+    """Raises `Damaged` if a file that is needed is missing, or is not the one that the manifest speaks of."""
     files = _files_of(manifest)
+    if captured_rows is CapturedRows.DROP:
+        files = {path: file for path, file in files.items() if layout.parse_channel_file(path) is None}
     is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
     for path, file in files.items():
         if is_small:

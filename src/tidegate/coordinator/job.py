@@ -34,6 +34,7 @@ class JobSpec:
     available_now: bool
     restore_from: str | None = None
     rollback: SinkRollback = SinkRollback.NONE
+    without_captured_rows: CheckpointId | None = None
     driver_host: str
     bind_host: str
     slot_bind_host: str

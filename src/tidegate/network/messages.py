@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId, VertexId
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, Sequence, SlotIndex, TaskId, VertexId
 from tidegate.network.address import SlotAddress
+from tidegate.protocol.recovery import CapturedRows
 from tidegate.storage.manifests import SharedFile
 
 
@@ -67,6 +68,7 @@ class Deploy(_Message, frozen=True, gc=False):
     peers: dict[SlotIndex, SlotAddress]
     restore_manifest: str | None
     restore_location: str | None = None
+    captured_rows: CapturedRows = CapturedRows.DELIVER
 
 
 class Run(_Message, frozen=True, gc=False):
@@ -148,11 +150,23 @@ ToSlot: TypeAlias = (
 # -- slot to coordinator
 
 
+class DroppedOnEdge(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Captured rows of one edge that were not restored. `unread_bytes`: stored ones that could not be read, and so not
+    be counted as rows.
+    """
+
+    edge: EdgeId
+    rows: int
+    bytes: int
+    unread_bytes: int = 0
+
+
 class Ready(_Message, frozen=True, gc=False):
     """Connected and restored; `recovered_bytes` of captured data wait to be processed first."""
 
     generation: Generation
     recovered_bytes: int
+    dropped: list[DroppedOnEdge] = []
 
 
 class ChannelCapture(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -37,6 +37,15 @@ class _Collector:
         yield info
         yield self._gauge("tidegate_query_generation", "How often the job was started.", view.generation)
         yield self._gauge("tidegate_query_slots", "Slots that are connected.", len(view.slot_pids))
+        if (dropped := view.dropped) is not None:
+            lost = "Lost by checkpoint.recoverWithoutChannelState."
+            rows = CounterMetricFamily("tidegate_dropped_inflight_rows", lost, labels=["query", "edge"])
+            size = CounterMetricFamily("tidegate_dropped_inflight_bytes", lost, labels=["query", "edge"])
+            for edge in dropped.edges:
+                rows.add_metric([self.query, edge.edge], edge.rows)
+                size.add_metric([self.query, edge.edge], edge.size_bytes + edge.unread_bytes)
+            yield rows
+            yield size
 
     def _checkpoints(self) -> Iterator[Metric]:
         statistics = self.view.statistics

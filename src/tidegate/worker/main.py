@@ -172,7 +172,7 @@ class _Slot:
             send=self._send,
         )
         self._session.on_built(self._run)
-        self._send(Ready(deploy.generation, restore.recovered_bytes))
+        self._send(Ready(deploy.generation, restore.recovered_bytes, list(restore.dropped)))
 
     def _send(self, message: FromSlot) -> None:
         self._coordinator.send(encode(message))

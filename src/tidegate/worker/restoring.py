@@ -9,18 +9,18 @@ from itertools import accumulate
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from tidegate.connectors.registry import open_source
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId, VertexId, range_of
-from tidegate.network.messages import StoredElement
+from tidegate.network.messages import DroppedOnEdge, StoredElement
 from tidegate.operators.columnar import slots_array
 from tidegate.operators.contract import NO_FLOORS
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.physical import BroadcastPartitioning, Edge, HashPartitioning, JobPlan, Vertex
 from tidegate.protocol.phases import phase_of
+from tidegate.protocol.recovery import CapturedRows
 from tidegate.protocol.rescale import (
     InFlight,
     Piece,
@@ -40,6 +40,7 @@ from tidegate.storage.state_file import FileSum, SectionKind, StateFile, StoredS
 from tidegate.storage.store import Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
+from tidegate.worker.dropped_rows import DroppedRows, no_rows
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
 from tidegate.worker.snapshotting import PART_MARK
 from tidegate.worker.state_files import restored_section
@@ -68,14 +69,22 @@ class SlotRestore:
     known: list[tuple[ChannelId, Sequence, StoredAt]]
     recovered_bytes: int
     known_files: Mapping[str, SharedFile] = field(default_factory=dict)
+    dropped: tuple[DroppedOnEdge, ...] = ()
 
 
 NOTHING_TO_RESTORE = SlotRestore({}, {}, {}, [], 0)
 
 
-def restore_slot(store: Store, manifest_path: str, plan: JobPlan, slot: SlotIndex) -> SlotRestore:
+def restore_slot(
+    store: Store,
+    manifest_path: str,
+    plan: JobPlan,
+    slot: SlotIndex,
+    *,
+    captured_rows: CapturedRows = CapturedRows.DELIVER,
+) -> SlotRestore:
     manifest = decode_manifest(store.read(manifest_path), name=manifest_path)
-    return _Restoring(_Files(store, manifest), plan, slot).restore()
+    return _Restoring(_Files(store, manifest), plan, slot, captured_rows).restore()
 
 
 def read_source_states(store: Store, manifest: Manifest, plan: JobPlan) -> dict[TaskId, bytes]:
@@ -133,8 +142,9 @@ class _Files:
 
 
 class _Restoring:
-    def __init__(self, files: _Files, plan: JobPlan, slot: SlotIndex) -> None:
+    def __init__(self, files: _Files, plan: JobPlan, slot: SlotIndex, captured_rows: CapturedRows) -> None:
         self._files = files
+        self._dropped = DroppedRows() if captured_rows is CapturedRows.DROP else None
         self._plan = plan
         self._old_plan = _as_it_was(plan, files.manifest)
         self._slot = slot
@@ -167,6 +177,7 @@ class _Restoring:
             known=self._known,
             recovered_bytes=sum(arrived.size_bytes for channel in recovered.values() for arrived in channel.elements),
             known_files=self._known_files,
+            dropped=() if self._dropped is None else self._dropped.by_edge(),
         )
 
     # -- tasks
@@ -302,7 +313,7 @@ class _Restoring:
         in_phase: list[list[NumberedElement]] = [[] for _ in range(of_phases)]
         for piece, part in zip(pieces, stored, strict=True):
             for sequence, element, _ in self._captured(edge, part):
-                left = _rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism)
+                left = self._restored(edge, _rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism))
                 in_phase[phase_of(sequence, part.phases, of_phases=of_phases)].append(left)
         ends = list(accumulate(len(elements) for elements in in_phase))
         arrived = tuple(
@@ -317,9 +328,13 @@ class _Restoring:
         for sequence, element, first_row in self._captured(edge, stored):
             if isinstance(element, EndOfInput):
                 # An end mark belongs to the run that wrote it: this run's sources say themselves when they end.
-                element = _no_rows(edge.schema)
+                element = no_rows(edge.schema)
+            element = self._restored(edge, element)
             arrived.append(Arrived(sequence, CheckpointId(0), element, element_bytes(element), first_row))
         return RecoveredChannel(tuple(arrived), stored.n, stored.phases)
+
+    def _restored(self, edge: Edge, element: NumberedElement) -> NumberedElement:
+        return element if self._dropped is None else self._dropped.without_rows(edge, element)
 
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
@@ -331,12 +346,17 @@ class _Restoring:
             ends.append((HELD, TaskId(edge.sender, channel.sender)))
         for side, owner in ends:
             elements, files, inline = self._files.captured(side, channel, owner)
-            if is_own:
+            if is_own and self._dropped is None:  # else a checkpoint would refer to rows that are gone
                 self._known += referable(channel, elements, files)
             for element in elements:
-                data = inline if element.file == INLINE else self._files.shared(files[element.file])
-                piece = data[element.offset : element.offset + element.length]
-                sequence, decoded = decode_element(piece, edge.schema, name=f"{side} of {channel}")
+                try:
+                    data = inline if element.file == INLINE else self._files.shared(files[element.file])
+                    piece = data[element.offset : element.offset + element.length]
+                    sequence, decoded = decode_element(piece, edge.schema, name=f"{side} of {channel}")
+                except Damaged:
+                    if self._dropped is None:
+                        raise
+                    sequence, decoded = element.sequence, self._dropped.unread(edge, element.length)
                 if sequence != expected:
                     break
                 first_row = stored.row if sequence == stored.first else 0
@@ -400,15 +420,10 @@ def _without_rows(element: NumberedElement, done_rows: int) -> NumberedElement:
 def _rows_of(element: NumberedElement, edge: Edge, piece: Piece, *, max_parallelism: int) -> NumberedElement:
     """What a new channel takes of an element. Marks spoke for one old sender: only their place is kept."""
     if not isinstance(element, Batch):
-        return _no_rows(edge.schema)
+        return no_rows(edge.schema)
     if piece.key_groups is None or element.rows.num_rows == 0:
         return element
     assert isinstance(edge.partitioning, HashPartitioning), "only hash edges are split by key group"
     key_groups = key_group_of(hash_rows(element.rows, edge.partitioning.key_count), max_parallelism)
     own = (key_groups >= piece.key_groups.first) & (key_groups < piece.key_groups.last)
     return Batch(element.rows.take(slots_array(np.flatnonzero(own))))
-
-
-def _no_rows(schema: pa.Schema) -> Batch:
-    """Keeps a mark's place: a hole in the sequence would be in the next capture, too."""
-    return Batch(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema))

@@ -84,8 +84,9 @@ def restore_for(
     if deploy.restore_manifest is None:
         return NOTHING_TO_RESTORE
     if deploy.restore_location is None:
-        return restore_slot(store, deploy.restore_manifest, plan, slot)
-    restored = restore_slot(open_location(deploy.restore_location), deploy.restore_manifest, plan, slot)
+        return restore_slot(store, deploy.restore_manifest, plan, slot, captured_rows=deploy.captured_rows)
+    elsewhere = open_location(deploy.restore_location)
+    restored = restore_slot(elsewhere, deploy.restore_manifest, plan, slot, captured_rows=deploy.captured_rows)
     # What lies elsewhere belongs to somebody else: this job's checkpoints must not refer to it.
     return replace(restored, known=[], known_files={})
 
