@@ -3,6 +3,7 @@
 Every method may raise StorageFailure, Superseded or what a sink raises; the coordinator decides what follows.
 """
 
+import logging
 import os
 import re
 import socket
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
 from tidegate.coordinator.compatibility import check_fits, check_is_restored
+from tidegate.coordinator.rolling_back import RollingBack, output_of
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
 from tidegate.protocol.recovery import (
     CapturedRows,
+    Decision,
     Refuse,
     Restore,
     SinkRollback,
@@ -35,15 +38,19 @@ from tidegate.storage.job_log import (
     CheckpointSkipped,
     Committed,
     JobLog,
+    RolledBack,
     next_checkpoint_id,
     retained_checkpoints,
     skipped_checkpoints,
+    to_roll_back,
     uncommitted,
 )
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
 from tidegate.worker.restoring import read_source_states
+
+log = logging.getLogger("tidegate")
 
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
 _REMEMBERED_COMMITTABLES = 100_000
@@ -64,6 +71,16 @@ class GenerationBasis:
     source_states: dict[TaskId, bytes]
     restore_location: str | None = None
     captured_rows: CapturedRows = CapturedRows.DELIVER
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`why_not_back`: one sentence if the output of what is skipped stays where it is."""
+
+    restored: CheckpointCompleted | None
+    skipped: tuple[CheckpointCompleted, ...] = ()
+    why_not_back: str | None = None
+    damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +118,7 @@ class DurableJob:
         self._settings = settings
         self._open_location = open_location
         self._wall_ms = wall_ms
+        self._rolling_back = RollingBack(committer, manifest_of=self._manifest)
         self._committed: dict[bytes, None] = {}
         self._shared = SharedFiles()
         self._registered: set[CheckpointId] = set()
@@ -113,7 +131,7 @@ class DurableJob:
 
     def check_compatible(self) -> None:
         """Before anything starts: whether there is something to restore, and whether it fits. Changes nothing."""
-        chosen = self._choose(retained_checkpoints(self._log.read()))
+        chosen = self._choose(retained_checkpoints(self._log.read())).restored
         restored = None if chosen is None else chosen.checkpoint
         if chosen is not None:
             check_fits(self._manifest(chosen), self._plan, self._settings.fingerprint)
@@ -135,11 +153,9 @@ class DurableJob:
         generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)
         self._generation = generation
         entries = self._log.read()
-        retained = retained_checkpoints(entries)
-        chosen = self._choose(retained)
-        if chosen is not None:
-            for passed in [c for c in retained if c.checkpoint > chosen.checkpoint]:
-                self._log.append(CheckpointSkipped(checkpoint=passed.checkpoint))
+        choice = self._choose(retained_checkpoints(entries))
+        chosen = choice.restored
+        self._skip(choice)
         self._settle(chosen)
         self._committer.discard_uncommitted([], generation)
         next_checkpoint = next_checkpoint_id(entries, self._store.list(layout.CHECKPOINTS))
@@ -177,7 +193,7 @@ class DurableJob:
     def _captured_rows_of(self, checkpoint: CheckpointId) -> CapturedRows:
         return CapturedRows.DROP if checkpoint == self._settings.without_captured_rows else CapturedRows.DELIVER
 
-    def _choose(self, retained: Sequence[CheckpointCompleted]) -> CheckpointCompleted | None:
+    def _choose(self, retained: Sequence[CheckpointCompleted]) -> _Choice:
         """The one to restore, as `protocol.recovery` decides; raises `Damaged` if none may be."""
         committed = {entry.checkpoint for entry in self._log.entries() if isinstance(entry, Committed)}
         facts: list[StoredCheckpoint] = []
@@ -197,13 +213,53 @@ class DurableJob:
                     damage=damage,
                 ),
             )
-        match decide(facts, rollback=self._settings.rollback):
+        is_strict = self._settings.rollback is SinkRollback.NONE
+        hoped = SinkRollback.TO_ANY_CHECKPOINT if is_strict else self._settings.rollback
+        choice = self._choice(decide(facts, rollback=hoped), retained, facts)
+        if not choice.skipped or choice.why_not_back is None:
+            return choice
+        if is_strict:
+            # Only if nothing of what is skipped can be out is it skipped without being taken back.
+            decision = decide(facts, rollback=SinkRollback.NONE)
+            if isinstance(decision, Refuse) and self._rolling_back.is_possible:
+                raise Damaged(f"{decision.message} It cannot be taken back, because {choice.why_not_back}.")
+            return self._choice(decision, retained, facts)
+        return choice
+
+    def _choice(
+        self, decision: Decision, retained: Sequence[CheckpointCompleted], facts: Sequence[StoredCheckpoint]
+    ) -> _Choice:
+        match decision:
             case StartFresh():
-                return None
-            case Restore(checkpoint=checkpoint):
-                return next(c for c in retained if c.checkpoint == checkpoint)
+                return _Choice(None)
             case Refuse(message):
                 raise Damaged(message)
+            case Restore(checkpoint=checkpoint, skipped=skipped):
+                by_id = {completed.checkpoint: completed for completed in retained}
+                passed = [by_id[each] for each in skipped]
+                return _Choice(
+                    restored=by_id[checkpoint],
+                    skipped=tuple(passed),
+                    why_not_back=self._rolling_back.why_not(passed, to=checkpoint) if passed else None,
+                    damage=tuple(fact.damage for fact in facts if fact.damage is not None),
+                )
+
+    def _skip(self, choice: _Choice) -> None:
+        """What is newer than the restored one is not used again, and what it committed is taken back if it can be."""
+        if choice.restored is not None and choice.skipped:
+            is_taken_back = choice.why_not_back is None
+            log.warning(
+                "The query goes back to checkpoint %d, and what came after it is read again%s, because of damage: %s.",
+                choice.restored.checkpoint,
+                "; what was committed since is taken back" if is_taken_back else "",
+                "; ".join(choice.damage),
+            )
+            target = choice.restored.checkpoint if is_taken_back else None
+            for passed in choice.skipped:
+                self._log.append(CheckpointSkipped(checkpoint=passed.checkpoint, rolls_back_to=target))
+        for passed, back_to in to_roll_back(self._log.read()):
+            self._rolling_back.roll_back([passed], to=back_to)
+            self._log.append(RolledBack(checkpoint=passed.checkpoint))
 
     def _damage_of(self, completed: CheckpointCompleted) -> str | None:
         """One sentence if its manifest or a file that it names cannot be used."""
@@ -247,6 +303,7 @@ class DurableJob:
                 completed_at_ms=self._wall_ms(),
                 is_savepoint=manifest.is_savepoint,
                 has_committables=bool(manifest.committables),
+                output=self._rolling_back.noted_output(manifest),
             )
         )
         self._register(manifest.checkpoint, _shared_files(manifest))
@@ -263,7 +320,7 @@ class DurableJob:
 
     def _commit_one(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
         # What an earlier checkpoint has committed already is left out: a reader may have taken it away since.
-        committables = [c for c in _committables(manifest) if c not in self._committed]
+        committables = [c for c in output_of(manifest) if c not in self._committed]
         try:
             self._committer.commit(committables, permit_logged(checkpoint))
         except Exception:
@@ -325,7 +382,7 @@ class DurableJob:
         entries = self._log.read()
         self._log.check_is_ours()
         held = [self._manifest(completed) for completed in uncommitted(entries)]
-        keep = [committable for manifest in held for committable in _committables(manifest)]
+        keep = [committable for manifest in held for committable in output_of(manifest)]
         self._committer.discard_uncommitted(keep, Generation(generation + 1))
         if isinstance(self._committer, HoldsBack):
             self._committer.publish_held()
@@ -394,7 +451,7 @@ class DurableJob:
             return
 
     def _remember(self, manifest: Manifest) -> None:
-        self._committed.update(dict.fromkeys(_committables(manifest)))
+        self._committed.update(dict.fromkeys(output_of(manifest)))
         while len(self._committed) > _REMEMBERED_COMMITTABLES:
             del self._committed[next(iter(self._committed))]
 
@@ -454,10 +511,6 @@ def _files_of(manifest: Manifest) -> dict[str, FileSum]:
     for slot in manifest.slots:
         files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
     return files
-
-
-def _committables(manifest: Manifest) -> list[bytes]:
-    return [committable for part in manifest.committables for committable in part.committables]
 
 
 def _locate(path: str) -> tuple[str, str]:
