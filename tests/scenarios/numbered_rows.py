@@ -33,8 +33,8 @@ NUMBERED = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("n", pa.int64())])
 
 
 class NumberingProcessor:
-    def __init__(self, seconds_per_row: float) -> None:
-        self._seconds_per_row = seconds_per_row
+    def __init__(self, before_row: Callable[[], None]) -> None:
+        self._before_row = before_row
 
     def init(self, handle: ProcessorHandle) -> None:
         self._count = handle.value_state("count", ("n",))
@@ -45,7 +45,7 @@ class NumberingProcessor:
         stored = self._count.get()
         n = 0 if stored is None else stored[0]
         for row in rows:
-            time.sleep(self._seconds_per_row)
+            self._before_row()
             n += 1
             yield (*key, row[-1], n)
         self._count.update((n,))
@@ -98,7 +98,7 @@ class NumberedRows:
             TransformWithState(keyed, 1, b"number", NUMBERED), sink, parallelism=self.slots, max_parallelism=128
         )
 
-    def job(self, *, seconds_per_row: float = 0.0, keep: int = 2, **spec: Any) -> Coordinator:
+    def job(self, *, before_row: Callable[[], None] = lambda: None, keep: int = 2, **spec: Any) -> Coordinator:
         settings: dict[str, Any] = {"window_bytes": 4096, "state_backend": "heap"} | self.settings
         made = local_job(
             "numbered",
@@ -109,11 +109,11 @@ class NumberedRows:
             restart=spec.pop("restart", None),
             available_now=True,
         )
-        code = NamedUserCode(processors={"number": lambda: NumberingProcessor(seconds_per_row)})
+        code = NamedUserCode(processors={"number": lambda: NumberingProcessor(before_row)})
         return Coordinator(replace(made, **spec), self.open_job_store(self.location), ThreadLauncher(code), versions={})
 
     def stop_after(self, checkpoints: int, **job: Any) -> None:
-        coordinator = self.job(seconds_per_row=0.002, **job)
+        coordinator = self.job(before_row=lambda: time.sleep(0.002), **job)
         coordinator.start()
         while coordinator.view().committed_checkpoints < checkpoints:
             assert not coordinator.wait(0.01), "it ended before it could be stopped"

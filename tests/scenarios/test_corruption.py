@@ -25,7 +25,7 @@ def delete(file: Path) -> None:
 
 
 def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
+    file.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
 
 
 def flip(file: Path) -> None:
@@ -65,6 +65,7 @@ class Stopped:
         rows.stop_after(1, keep=10)
         rows.switch_after_ms = UNALIGNED
         rows.stop_after(3, keep=10)
+        rows.interval_ms = 500  # From here on runs are to be short.
         shutil.copytree(rows.folder / "chk", rows.folder / "chk.kept")
         if (rows.folder / "out").exists():
             shutil.copytree(rows.folder / "out", rows.folder / "out.kept")

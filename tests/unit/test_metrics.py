@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tidegate.coordinator.rates import Rates
-from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, TaskView
+from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, RestoreView, TaskView
 from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.statistics import CheckpointStatistics, Owner
@@ -135,6 +135,13 @@ def test_rows_that_were_given_up_are_counted_by_edge() -> None:
     assert found["tidegate_dropped_inflight_rows_total", ""] == 3
     assert found["tidegate_dropped_inflight_bytes_total", ""] == 50
     assert ("tidegate_dropped_inflight_rows_total", "") not in samples(open_metrics("totals", view()))
+
+
+def test_from_where_a_generation_was_restored_is_told() -> None:
+    restore = RestoreView(checkpoint=17, recovered_bytes=1, local_bytes=2, remote_bytes=3, damaged_copies=4)
+    found = samples(open_metrics("totals", replace(view(), restore=restore)))
+    names = ("local_bytes", "remote_bytes", "damaged_copies")
+    assert [found[f"tidegate_restore_{name}", ""] for name in names] == [2, 3, 4]
 
 
 def test_every_number_says_which_query_it_is_of_and_a_tasks_what_it_does() -> None:

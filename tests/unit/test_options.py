@@ -11,6 +11,7 @@ from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.worker.local_copies import LocalRecovery
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT, open_backends
 
 
@@ -103,6 +104,11 @@ def test_state_in_rocksdb_without_its_package_is_refused_on_the_driver_and_on_an
     with pytest.raises(OptionError, match="needs the package rocksdict"):
         open_backends("rocksdb")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_slots_keep_copies_where_that_helps_unless_told_otherwise() -> None:
+    assert read().local_recovery is LocalRecovery.WHERE_IT_HELPS
+    assert read(state_localRecovery="false").local_recovery is LocalRecovery.OFF
 
 
 def test_a_checkpoint_without_its_rows_in_flight_is_named_by_its_number() -> None:

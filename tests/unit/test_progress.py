@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from tidegate.api.progress import progress_of
-from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, TaskView
+from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, RestoreView, TaskView
 from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 
@@ -77,4 +77,15 @@ def test_rows_that_were_given_up_are_shown_with_the_edges_they_were_on() -> None
             {"edge": "a => b", "rows": 3, "bytes": 48, "unreadBytes": 0},
             {"edge": "b => c", "rows": 4, "bytes": 20, "unreadBytes": 7},
         ],
+    }
+
+
+def test_it_says_from_where_the_generation_was_restored() -> None:
+    assert "restore" not in progress_of(None, job(task(0)))["tidegate"]
+    restore = RestoreView(checkpoint=17, recovered_bytes=1, local_bytes=2, remote_bytes=3, damaged_copies=4)
+    assert progress_of(None, replace(job(task(0)), restore=restore))["tidegate"]["restore"] == {
+        "checkpoint": 17,
+        "localBytes": 2,
+        "remoteBytes": 3,
+        "damagedCopies": 4,
     }

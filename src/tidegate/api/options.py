@@ -17,6 +17,7 @@ from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.worker.local_copies import LocalRecovery
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT
 
 SESSION_PREFIX = "spark.tidegate."
@@ -285,6 +286,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "state.backend.rocksdb.memory.fixed-per-slot",
         ),
         OptionSpec(
+            "state.localRecovery",
+            "true",
+            _choice("true", "false"),
+            "whether slots keep the files of the newest checkpoint on their machines, to restore from them",
+            "execution.checkpointing.local-backup.enabled",
+        ),
+        OptionSpec(
             "restore.from",
             None,
             _text,
@@ -371,6 +379,7 @@ class QueryOptions:
     ports: str
     state_backend: str
     state_memory_bytes: int
+    local_recovery: LocalRecovery
     restore_from: str | None
     rollback: SinkRollback
     without_captured_rows: CheckpointId | None
@@ -437,6 +446,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         ports=read("network.ports"),
         state_backend=read("state.backend"),
         state_memory_bytes=_positive("state.rocksdb.memory", read),
+        local_recovery=LocalRecovery.WHERE_IT_HELPS if read("state.localRecovery") == "true" else LocalRecovery.OFF,
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         without_captured_rows=read("checkpoint.recoverWithoutChannelState"),

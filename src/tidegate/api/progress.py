@@ -30,6 +30,13 @@ def progress_of(
         "tasks": [_task(task) for task in view.tasks],
         "tidegate": {"checkpoints": _checkpoints(view.statistics), "tasks": [_metrics(task) for task in view.tasks]},
     }
+    if (restore := view.restore) is not None:
+        shown["tidegate"]["restore"] = {
+            "checkpoint": restore.checkpoint,
+            "localBytes": restore.local_bytes,
+            "remoteBytes": restore.remote_bytes,
+            "damagedCopies": restore.damaged_copies,
+        }
     if view.dropped is not None:
         shown["tidegate"]["droppedInFlight"] = _dropped(view.dropped)
     if ingested:

@@ -339,6 +339,7 @@ class DataStreamWriter:
                 network_memory_bytes=options.network_memory_bytes,
                 state_backend=options.state_backend,
                 state_memory_bytes=options.state_memory_bytes,
+                local_recovery=options.local_recovery,
                 guarantee=options.guarantee,
                 active_backpressure=options.active_backpressure,
                 checkpoint_interval_ms=options.checkpoints.interval_ms,

@@ -4,8 +4,8 @@ Without compaction a commit renames each file into the sink's folder. With it, a
 hidden folder of the query (from then on it is committed, and nobody sees it yet); once enough has gathered, the files
 are merged, and the merged file is renamed into view. So a row becomes visible once, in one rename, and no visible file
 is ever replaced, or removed unless its epoch is taken back. Which files a merge takes and where its result goes is
-written down, in one rename, before anything of it is visible; whoever finds such a note after a crash does what it says,
-from any point on.
+written down, in one rename, before anything of it is visible; whoever finds such a note after a crash does what it
+says, from any point on.
 """
 
 import os

@@ -34,6 +34,17 @@ class Restores:
         self.newest = RestoreView(
             checkpoint=basis.restored_checkpoint,
             recovered_bytes=sum(one.recovered_bytes for one in said),
+            local_bytes=sum(one.local_bytes for one in said),
+            remote_bytes=sum(one.remote_bytes for one in said),
+            damaged_copies=sum(one.damaged_copies for one in said),
+        )
+        log.info(
+            "Query %r restored checkpoint %d: %s were read from copies on the slots' machines and %s from the store%s.",
+            self._query,
+            self.newest.checkpoint,
+            format_bytes(self.newest.local_bytes),
+            format_bytes(self.newest.remote_bytes),
+            f"; {self.newest.damaged_copies} copies were damaged" if self.newest.damaged_copies else "",
         )
         if basis.captured_rows is CapturedRows.DROP:
             self._on_dropped(basis.restored_checkpoint, [lost for one in said for lost in one.dropped])

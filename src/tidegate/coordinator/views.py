@@ -119,10 +119,16 @@ def _state_operator(vertex: Vertex) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreView:
-    """What the running generation stands on."""
+    """What the running generation stands on, and from where the slots read it: copies on their machines, or the store.
+
+    `damaged_copies` were found and replaced by what is stored.
+    """
 
     checkpoint: int
     recovered_bytes: int
+    local_bytes: int = 0
+    remote_bytes: int = 0
+    damaged_copies: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

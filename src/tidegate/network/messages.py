@@ -137,9 +137,10 @@ class CheckpointDone(_Message, frozen=True, gc=False):
 
 
 class Leave(_Message, frozen=True, gc=False):
-    """Close everything and return the slot to Spark."""
+    """Close everything and return the slot to Spark. `comes_back`: another launch of the job follows."""
 
     reason: str
+    comes_back: bool = False
 
 
 ToSlot: TypeAlias = (
@@ -162,11 +163,18 @@ class DroppedOnEdge(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ready(_Message, frozen=True, gc=False):
-    """Connected and restored; `recovered_bytes` of captured data wait to be processed first."""
+    """Connected and restored; `recovered_bytes` of captured data wait to be processed first.
+
+    `local_bytes` and `remote_bytes` were read from copies on the slot's machine and from the store; `damaged_copies`
+    were found there and replaced.
+    """
 
     generation: Generation
     recovered_bytes: int
     dropped: list[DroppedOnEdge] = []
+    local_bytes: int = 0
+    remote_bytes: int = 0
+    damaged_copies: int = 0
 
 
 class ChannelCapture(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -37,6 +37,11 @@ class _Collector:
         yield info
         yield self._gauge("tidegate_query_generation", "How often the job was started.", view.generation)
         yield self._gauge("tidegate_query_slots", "Slots that are connected.", len(view.slot_pids))
+        if (restore := view.restore) is not None:
+            newest = "By the newest generation."
+            yield self._gauge("tidegate_restore_local_bytes", newest, restore.local_bytes)
+            yield self._gauge("tidegate_restore_remote_bytes", newest, restore.remote_bytes)
+            yield self._gauge("tidegate_restore_damaged_copies", newest, restore.damaged_copies)
         if (dropped := view.dropped) is not None:
             lost = "Lost by checkpoint.recoverWithoutChannelState."
             rows = CounterMetricFamily("tidegate_dropped_inflight_rows", lost, labels=["query", "edge"])

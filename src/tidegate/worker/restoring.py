@@ -37,11 +37,13 @@ from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
 from tidegate.storage.state_file import FileSum, SectionKind, StateFile, StoredSection, check_sum
-from tidegate.storage.store import Store
+from tidegate.storage.store import ReadableStore, Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
 from tidegate.worker.dropped_rows import DroppedRows, no_rows
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
+from tidegate.worker.local_copies import LocalCopies
+from tidegate.worker.local_first import LocalFirst, ReadBytes
 from tidegate.worker.snapshotting import PART_MARK
 from tidegate.worker.state_files import restored_section
 from tidegate.worker.stored_task import StoredTask, decode_task
@@ -61,15 +63,19 @@ class RestoredTask:
 
 @dataclass(frozen=True, slots=True)
 class SlotRestore:
-    """What one slot takes over from a checkpoint. Empty for a new job."""
+    """What one slot takes over from a checkpoint. Empty for a new job.
+
+    `reads` grows until the backends have fetched their files.
+    """
 
     tasks: Mapping[TaskId, RestoredTask]
     recovered: Mapping[ChannelId, RecoveredChannel]
     next_sequences: Mapping[ChannelId, Sequence]
     known: list[tuple[ChannelId, Sequence, StoredAt]]
-    recovered_bytes: int
+    recovered_bytes: int  # of captured data
     known_files: Mapping[str, SharedFile] = field(default_factory=dict)
     dropped: tuple[DroppedOnEdge, ...] = ()
+    reads: ReadBytes = field(default_factory=ReadBytes)
 
 
 NOTHING_TO_RESTORE = SlotRestore({}, {}, {}, [], 0)
@@ -82,9 +88,13 @@ def restore_slot(
     slot: SlotIndex,
     *,
     captured_rows: CapturedRows = CapturedRows.DELIVER,
+    copies: LocalCopies | None = None,
 ) -> SlotRestore:
+    """`copies`: of files of this store, on this machine."""
     manifest = decode_manifest(store.read(manifest_path), name=manifest_path)
-    return _Restoring(_Files(store, manifest), plan, slot, captured_rows).restore()
+    reads = ReadBytes()
+    files = _Files(LocalFirst(store, manifest, copies, reads), manifest)
+    return replace(_Restoring(files, plan, slot, captured_rows).restore(), reads=reads)
 
 
 def read_source_states(store: Store, manifest: Manifest, plan: JobPlan) -> dict[TaskId, bytes]:
@@ -101,7 +111,7 @@ def read_source_states(store: Store, manifest: Manifest, plan: JobPlan) -> dict[
 class _Files:
     """The files of one checkpoint, each read and checked once, when it is first needed."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: ReadableStore, manifest: Manifest) -> None:
         self.manifest = manifest
         self._store = store
         self._of_slot = {file.slot: file for file in manifest.slots}
@@ -389,7 +399,7 @@ def _as_it_was(plan: JobPlan, manifest: Manifest) -> JobPlan:
     return JobPlan(vertices, plan.edges, manifest.parallelism, manifest.max_parallelism)
 
 
-def _open(store: Store, file: SlotFile) -> StateFile:
+def _open(store: ReadableStore, file: SlotFile) -> StateFile:
     """Only its index: sections are read when they are needed, and each is checked by its own sum."""
     if (found_bytes := store.size(file.path)) != file.length_bytes:
         raise Damaged(

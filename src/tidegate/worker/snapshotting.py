@@ -40,6 +40,7 @@ from tidegate.worker.channel_state import (
     referable,
 )
 from tidegate.worker.gate import CapturedElement, ReceivedCapture
+from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import HeldCapture
 from tidegate.worker.state_files import CheckpointFiles
@@ -166,6 +167,7 @@ class SlotSnapshots:
         inline_below_bytes: int,
         send: Callable[[Acknowledge | Decline | SnapshotsTaken], None],
         standings: Callable[[CheckpointId, float], tuple[list[TaskStanding], list[LongStep]]] = _nothing_known,
+        copies: LocalCopies | None = None,
     ) -> None:
         self._slot = slot
         self._generation = generation
@@ -177,6 +179,7 @@ class SlotSnapshots:
         self._inline_below_bytes = inline_below_bytes
         self._send = send
         self._task_standings = standings
+        self._copies = copies
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
         self._savepoints: set[CheckpointId] = set()
@@ -237,6 +240,8 @@ class SlotSnapshots:
             assembly.drop()
         self._acknowledged.pop(checkpoint, None)
         self._acknowledged_files.pop(checkpoint, None)
+        if self._copies is not None:
+            self._copies.on_abort(checkpoint)
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint - _REMEMBERED_ABORTS}
         self._aborted.add(checkpoint)
 
@@ -253,6 +258,9 @@ class SlotSnapshots:
         self._acknowledged_files = {
             later: files for later, files in self._acknowledged_files.items() if later > done.checkpoint
         }
+        if (copies := self._copies) is not None:
+            needed = copies.on_done(done.checkpoint)
+            self._background.submit(lambda: copies.prune(done.checkpoint, needed), _ignored)
 
     def close(self) -> None:
         """Ends uploads that are under way: nobody waits for them any more."""
@@ -368,6 +376,7 @@ class SlotSnapshots:
         times = assembly.upload
         uploaded: list[_Uploaded] = []
         to_commit = {task: self._to_commit(task, checkpoint) for task in assembly.parts}
+        copies = self._copies if savepoint is None else None
         captures = assembly.captures
         assert captures is not None, "encoded before it is uploaded"
 
@@ -394,6 +403,8 @@ class SlotSnapshots:
                 new_sum = sum_of(captures.new_pieces)
                 store.put(new_file, _Wanted(captures.new_pieces, assembly))
                 captured.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
+                if copies is not None:
+                    copies.keep(new_file, captures.new_pieces, length_bytes=new_sum.length_bytes)
                 stored_bytes += new_sum.length_bytes
             state_files = dict(files.reused)
             for name, new in files.new.items():
@@ -405,6 +416,12 @@ class SlotSnapshots:
             pieces = assembly.writer.finish()
             file = sum_of(pieces)
             store.put(path, _Wanted(pieces, assembly))
+            if copies is not None:
+                copies.keep(path, pieces, length_bytes=file.length_bytes)
+                for reused in captures.reused:
+                    copies.adopt(reused.path)
+                for stored_path, here in files.here.items():
+                    copies.link(stored_path, here.path)
             now_ms = self._clock.monotonic_ms()
             stored_bytes += file.length_bytes
             times.storing_ms, times.stored_bytes = now_ms - storing_since_ms, stored_bytes
@@ -452,6 +469,9 @@ class SlotSnapshots:
                 held_elements.append(StoredChannel(capture.channel, section.elements))
         self._acknowledged[checkpoint] = references
         self._acknowledged_files[checkpoint] = uploaded.state_files
+        shared = [*uploaded.captured, *uploaded.state_files.values()]
+        if self._copies is not None:
+            self._copies.on_acknowledged(checkpoint, frozenset([uploaded.path, *(file.path for file in shared)]))
         received: list[ChannelCapture] = []
         held: list[ChannelCapture] = []
         for part in assembly.parts.values():
@@ -474,12 +494,16 @@ class SlotSnapshots:
                 ],
                 received=received,
                 held=held,
-                shared=[*uploaded.captured, *uploaded.state_files.values()],
+                shared=shared,
                 held_elements=held_elements,
                 standing=self._standing(checkpoint, assembly),
                 now_ms=self._clock.monotonic_ms(),
             )
         )
+
+
+def _ignored(error: BaseException | None) -> None:
+    """A copy that could not be removed is in nobody's way: the next checkpoint tries again."""
 
 
 def _kind_of(section: Section) -> SectionKind:
