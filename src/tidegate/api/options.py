@@ -13,7 +13,7 @@ from tidegate.model.units import parse_duration_ms, parse_size_bytes
 from tidegate.network.address import parse_ports
 from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.checkpoints import CheckpointSettings
-from tidegate.protocol.kinds import Guarantee
+from tidegate.protocol.kinds import CheckpointStorage, Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from tidegate.protocol.retention import KeepFor, KeepNumber
@@ -198,6 +198,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "execution.checkpointing.num-retained",
         ),
         OptionSpec(
+            "checkpoint.storage",
+            "files",
+            _choice("files", "driver"),
+            "where slots store their parts of a checkpoint: in files, or in the manifest (driver, at most 5 MiB)",
+            "execution.checkpointing.storage",
+        ),
+        OptionSpec(
             "checkpoint.recoverWithoutChannelState",
             None,
             _count(1),
@@ -380,6 +387,7 @@ class QueryOptions:
     state_backend: str
     state_memory_bytes: int
     local_recovery: LocalRecovery
+    checkpoint_storage: CheckpointStorage
     restore_from: str | None
     rollback: SinkRollback
     without_captured_rows: CheckpointId | None
@@ -447,6 +455,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         state_backend=read("state.backend"),
         state_memory_bytes=_positive("state.rocksdb.memory", read),
         local_recovery=LocalRecovery.WHERE_IT_HELPS if read("state.localRecovery") == "true" else LocalRecovery.OFF,
+        checkpoint_storage=CheckpointStorage(read("checkpoint.storage")),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         without_captured_rows=read("checkpoint.recoverWithoutChannelState"),

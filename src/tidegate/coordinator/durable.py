@@ -45,7 +45,7 @@ from tidegate.storage.job_log import (
     to_roll_back,
     uncommitted,
 )
-from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
+from tidegate.storage.manifests import Manifest, check_content, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
 from tidegate.worker.restoring import read_source_states
@@ -286,6 +286,7 @@ class DurableJob:
 
     def complete(self, manifest: Manifest, *, location: str | None = None) -> str:
         """Write the manifest, then the log entry: from that moment the checkpoint exists. Gives its full path."""
+        check_content(sum(len(file.content) for file in manifest.slots if file.content is not None))
         if location is None:
             path = layout.manifest(layout.CheckpointFolder(manifest.checkpoint, manifest.generation))
             self._store.put(path, encode_manifest(manifest))
@@ -507,7 +508,8 @@ def _shared_files(manifest: Manifest) -> frozenset[str]:
 
 
 def _files_of(manifest: Manifest) -> dict[str, FileSum]:
-    files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots}
+    """All that lie beside it."""
+    files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots if slot.content is None}
     for slot in manifest.slots:
         files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
     return files

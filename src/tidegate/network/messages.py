@@ -265,7 +265,7 @@ class SlotStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Acknowledge(_Message, frozen=True, gc=False):
-    """`now_ms`: the slot's clock when it said this."""
+    """`now_ms`: the slot's clock when it said this. `content`: the state file, if it is not in the store."""
 
     generation: Generation
     checkpoint: CheckpointId
@@ -279,6 +279,7 @@ class Acknowledge(_Message, frozen=True, gc=False):
     held_elements: list[StoredChannel] = []
     standing: SlotStanding | None = None
     now_ms: float = 0.0
+    content: bytes | None = None
 
 
 class SnapshotsTaken(_Message, frozen=True, gc=False):

@@ -401,6 +401,9 @@ def _as_it_was(plan: JobPlan, manifest: Manifest) -> JobPlan:
 
 def _open(store: ReadableStore, file: SlotFile) -> StateFile:
     """Only its index: sections are read when they are needed, and each is checked by its own sum."""
+    if file.content is not None:
+        check_sum(file.content, FileSum(file.length_bytes, file.crc32), name=file.path)
+        return StateFile.open(file.content, name=file.path)
     if (found_bytes := store.size(file.path)) != file.length_bytes:
         raise Damaged(
             f"State file {file.path} is damaged: it has {found_bytes} bytes where the manifest says "

@@ -120,6 +120,7 @@ class SlotTasks:
             send=self._send_of_checkpoint,
             standings=self._task_standings,
             copies=copies,
+            storage=settings.checkpoint_storage,
         )
         self._snapshots.known.replace(restore.known)
         self._snapshots.known_files = dict(restore.known_files)

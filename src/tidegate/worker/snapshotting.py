@@ -21,12 +21,12 @@ from tidegate.network.messages import (
     TaskPart,
     TaskStanding,
 )
-from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.kinds import CheckpointKind, CheckpointStorage
 from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Redistribution, Section
 from tidegate.state.sst_files import chunks_of
 from tidegate.storage import layout
-from tidegate.storage.manifests import SharedFile
+from tidegate.storage.manifests import MOST_CONTENT_BYTES, SharedFile, check_content
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFileWriter, sum_of
 from tidegate.storage.store import Buffer, Store
 from tidegate.worker.captured import HELD, RECEIVED, section_name
@@ -133,10 +133,14 @@ class _Wanted(Items[Buffer]):
 
 @dataclass(frozen=True, slots=True)
 class _Uploaded:
-    """`captured`: the shared files of captured data, by which elements number them; `state_files` by their names."""
+    """`captured`: the shared files of captured data, by which elements number them; `state_files` by their names.
+
+    `content`: the state file, where it is stored with the manifest.
+    """
 
     path: str
     file: FileSum
+    content: bytes | None
     captured: list[SharedFile]
     state_files: dict[str, SharedFile]
     async_ms: float
@@ -168,6 +172,7 @@ class SlotSnapshots:
         send: Callable[[Acknowledge | Decline | SnapshotsTaken], None],
         standings: Callable[[CheckpointId, float], tuple[list[TaskStanding], list[LongStep]]] = _nothing_known,
         copies: LocalCopies | None = None,
+        storage: CheckpointStorage = CheckpointStorage.FILES,
     ) -> None:
         self._slot = slot
         self._generation = generation
@@ -179,7 +184,8 @@ class SlotSnapshots:
         self._inline_below_bytes = inline_below_bytes
         self._send = send
         self._task_standings = standings
-        self._copies = copies
+        self._copies = copies if storage is CheckpointStorage.FILES else None
+        self._storage = storage
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
         self._savepoints: set[CheckpointId] = set()
@@ -340,7 +346,8 @@ class SlotSnapshots:
 
     def _encode(self, assembly: _Assembly) -> Iterator[None]:
         """Each step encodes one section, so that the stream goes on in between."""
-        assembly.known_files = self.known_files if assembly.savepoint is None else {}
+        is_alone = assembly.savepoint is not None or self._storage is CheckpointStorage.DRIVER
+        assembly.known_files = {} if is_alone else self.known_files
         for task, part in assembly.parts.items():
             snapshot = part.snapshot
             assembly.writer.add(SectionKey(task, -1, "task", "progress"), encode_task(snapshot.progress))
@@ -357,7 +364,7 @@ class SlotSnapshots:
                 yield
         captures = CaptureWriter(
             [capture for task, part in assembly.parts.items() for capture in _captured(task, part)],
-            known=None if assembly.savepoint is not None else self.known,
+            known=None if is_alone else self.known,
             inline_below_bytes=self._inline_below_bytes,
         )
         yield from captures.encode()
@@ -390,7 +397,9 @@ class SlotSnapshots:
             times.sink_ms = self._clock.monotonic_ms() - times.began_at_ms
             times.is_storing = True
             assembly.raise_if_dropped()
-            files = CheckpointFiles(folder, self._slot, assembly.known_files, self._inline_below_bytes)
+            is_in_manifest = self._storage is CheckpointStorage.DRIVER
+            inline_bytes = MOST_CONTENT_BYTES if is_in_manifest else self._inline_below_bytes
+            files = CheckpointFiles(folder, self._slot, assembly.known_files, inline_bytes)
             for key, section in assembly.with_files:
                 assert section.files is not None
                 assembly.writer.add(key, files.add(section, section.files()))
@@ -406,6 +415,11 @@ class SlotSnapshots:
                 if copies is not None:
                     copies.keep(new_file, captures.new_pieces, length_bytes=new_sum.length_bytes)
                 stored_bytes += new_sum.length_bytes
+            if is_in_manifest:
+                # What did not fit counts, too: it would have to be in a file of its own.
+                check_content(
+                    sum(new.file.length_bytes for new in files.new.values()) + inline_bytes - files.inline_bytes
+                )
             state_files = dict(files.reused)
             for name, new in files.new.items():
                 chunks = _Wanted(chunks_of(new.file), assembly)
@@ -415,7 +429,10 @@ class SlotSnapshots:
                 stored_bytes += chunks_sum.length_bytes
             pieces = assembly.writer.finish()
             file = sum_of(pieces)
-            store.put(path, _Wanted(pieces, assembly))
+            if is_in_manifest:
+                check_content(file.length_bytes)
+            else:
+                store.put(path, _Wanted(pieces, assembly))
             if copies is not None:
                 copies.keep(path, pieces, length_bytes=file.length_bytes)
                 for reused in captures.reused:
@@ -429,6 +446,7 @@ class SlotSnapshots:
                 _Uploaded(
                     path=path,
                     file=file,
+                    content=b"".join(pieces) if is_in_manifest else None,
                     captured=captured,
                     state_files=state_files,
                     async_ms=now_ms - started_ms,
@@ -498,6 +516,7 @@ class SlotSnapshots:
                 held_elements=held_elements,
                 standing=self._standing(checkpoint, assembly),
                 now_ms=self._clock.monotonic_ms(),
+                content=uploaded.content,
             )
         )
 
