@@ -90,6 +90,7 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         ("tidegate_query", "running"): 1,
         ("tidegate_query_generation", ""): 6,
         ("tidegate_query_slots", ""): 2,
+        ("tidegate_query_warnings", ""): 0,
         ("tidegate_checkpoints_triggered_total", ""): 109,
         ("tidegate_checkpoints_completed_total", ""): 100,
         ("tidegate_checkpoints_failed_total", "expired"): 3,
@@ -142,6 +143,11 @@ def test_from_where_a_generation_was_restored_is_told() -> None:
     found = samples(open_metrics("totals", replace(view(), restore=restore)))
     names = ("local_bytes", "remote_bytes", "damaged_copies")
     assert [found[f"tidegate_restore_{name}", ""] for name in names] == [2, 3, 4]
+
+
+def test_a_warning_and_the_share_of_memory_are_told() -> None:
+    found = samples(open_metrics("totals", replace(view(), warnings=("Beware.",), heap_state_share=0.5)))
+    assert (found["tidegate_query_warnings", ""], found["tidegate_heap_state_ratio", ""]) == (1, 0.5)
 
 
 def test_every_number_says_which_query_it_is_of_and_a_tasks_what_it_does() -> None:

@@ -89,3 +89,8 @@ def test_it_says_from_where_the_generation_was_restored() -> None:
         "remoteBytes": 3,
         "damagedCopies": 4,
     }
+
+
+def test_warnings_are_shown_once_there_are_any() -> None:
+    assert "warnings" not in progress_of(None, job(task(0)))["tidegate"]
+    assert progress_of(None, replace(job(task(0)), warnings=("Beware.",)))["tidegate"]["warnings"] == ["Beware."]

@@ -30,6 +30,8 @@ def progress_of(
         "tasks": [_task(task) for task in view.tasks],
         "tidegate": {"checkpoints": _checkpoints(view.statistics), "tasks": [_metrics(task) for task in view.tasks]},
     }
+    if view.warnings:
+        shown["tidegate"]["warnings"] = list(view.warnings)
     if (restore := view.restore) is not None:
         shown["tidegate"]["restore"] = {
             "checkpoint": restore.checkpoint,

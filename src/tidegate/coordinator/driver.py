@@ -13,6 +13,7 @@ from typing import assert_never
 from tidegate.coordinator.bringing_up import BringingUp
 from tidegate.coordinator.durable import DurableJob, GenerationBasis
 from tidegate.coordinator.ending import Leaving, Restarting
+from tidegate.coordinator.heap_watch import HeapWatch
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, Launcher, LaunchExit, version_difference
 from tidegate.coordinator.launching import CurrentLaunch
@@ -85,9 +86,18 @@ class Driver:
         )
         self._restarts = Restarts(spec.restart)
         self._restores = Restores(spec)
+        self._heap_watch = HeapWatch(spec)
         self._restarting = Restarting(self._launch, members, clock, wanted=spec.slots, start_again=self._start_again)
         self._leaving = Leaving(self._launch, members, clock, query=spec.name)
-        self._running = Running(spec, durable=durable, members=members, storing=storing, clock=clock, listener=self)
+        self._running = Running(
+            spec,
+            durable=durable,
+            members=members,
+            storing=storing,
+            clock=clock,
+            listener=self,
+            heap_watch=self._heap_watch,
+        )
 
         self._state = JobState.STARTING
         self._failure: TidegateError | None = None
@@ -107,7 +117,8 @@ class Driver:
                 self._leaving.on_joined(slot)
             case SlotJoined() | SlotGone() if self._state is JobState.RESTARTING:
                 self._restarting.send_away()
-            case SlotJoined(introduction=introduction):
+            case SlotJoined(slot=slot, introduction=introduction):
+                self._heap_watch.on_joined(slot, introduction)
                 if (difference := version_difference(self._versions, introduction.versions)) is not None:
                     self._give_up(EnvironmentProblem(difference))
                 else:
@@ -193,6 +204,8 @@ class Driver:
             statistics=self._running.statistics(),
             restore=self._restores.newest,
             dropped=self._restores.dropped,
+            warnings=self._heap_watch.warnings,
+            heap_state_share=self._heap_watch.largest_share,
         )
 
     def facts(self) -> tuple[CheckpointFacts, ...]:

@@ -176,3 +176,5 @@ class JobView:
     statistics: StatisticsView | None = None
     restore: RestoreView | None = None  # of the newest generation that restored anything
     dropped: DroppedView | None = None
+    warnings: tuple[str, ...] = ()
+    heap_state_share: float | None = None  # of a slot's memory, what the state takes in it; of the fullest

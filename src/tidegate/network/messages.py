@@ -348,7 +348,7 @@ FromSlot: TypeAlias = Ready | SnapshotsTaken | Acknowledge | Decline | Progress 
 
 
 class SlotIntroduction(msgspec.Struct, frozen=True):
-    """Said in the handshake with the coordinator."""
+    """Said in the handshake with the coordinator. `memory_bytes`: of the slot's machine or container."""
 
     job: str
     launch: int
@@ -356,6 +356,7 @@ class SlotIntroduction(msgspec.Struct, frozen=True):
     pid: int
     address: SlotAddress
     versions: dict[str, str]
+    memory_bytes: int | None = None
 
 
 def encode(message: PeerMessage | ToSlot | FromSlot) -> bytes:

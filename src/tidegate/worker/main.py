@@ -30,6 +30,7 @@ from tidegate.operators.contract import UserCode
 from tidegate.storage.store import open_store
 from tidegate.worker.freed_memory import keep_freed_memory
 from tidegate.worker.local_copies import open_local_copies
+from tidegate.worker.machine_memory import machine_memory_bytes
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
 from tidegate.worker.session import SlotSession, restore_for
 from tidegate.worker.settings import SlotSettings
@@ -232,6 +233,7 @@ class _Slot:
             pid=os.getpid(),
             address=self._listener.addresses,
             versions=dict(order.versions),
+            memory_bytes=machine_memory_bytes(),
         )
         sock, _ = dial(
             (order.coordinator_host, order.coordinator_port),
