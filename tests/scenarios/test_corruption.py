@@ -12,6 +12,7 @@ import pytest
 
 from tests.scenarios.numbered_rows import ALIGNED, ROWS, UNALIGNED, NumberedRows, golden
 from tidegate.connectors.memory import read_memory_table
+from tidegate.coordinator import durable
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.model.errors import Damaged
 from tidegate.protocol.recovery import SinkRollback
@@ -128,6 +129,30 @@ def test_the_file_sink_goes_back_to_the_checkpoint_before_and_ends_with_golden_r
         skipped = [manifest.checkpoint for manifest in stopped.manifests if manifest.checkpoint > usable.checkpoint]
         assert stopped.entries(CheckpointSkipped) == stopped.entries(RolledBack) == skipped
     assert went_back == {Path(path).suffix for path in files_of(stopped.newest)}, "each kind of file was tried"
+
+
+def test_damage_that_only_slots_find_makes_the_query_go_back_as_well(
+    stopped: Stopped, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As if the checkpoint were too large for the driver to read all of it.
+    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    for slot in stopped.newest.slots:
+        for path in [slot.path, *(file.path for file in slot.shared)]:
+            stopped.again()
+            flip(stopped.rows.folder / "chk" / path)
+            usable = stopped.usable_without(path)
+            if usable is None:
+                continue
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, logger="tidegate"):
+                ended = stopped.rows.finish()
+            assert ended.view().state == "finished", ended.failure()
+            assert [(key, id) for key, id, _ in stopped.rows.output()] == golden(), path
+            # A state file may have a byte flipped that nobody reads; every byte of the others is read.
+            if path in caplog.text or not path.endswith(".state"):
+                assert path in caplog.text
+                assert stopped.newest.checkpoint in stopped.entries(RolledBack)
+                assert ended.view().generation >= stopped.newest.generation + 2
 
 
 def refused(start: Callable[[], object]) -> str:

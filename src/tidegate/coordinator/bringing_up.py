@@ -15,7 +15,7 @@ from tidegate.coordinator.members import Members
 from tidegate.coordinator.splits import Splits
 from tidegate.model.clock import Clock
 from tidegate.model.errors import SlotLost, TidegateError
-from tidegate.model.ids import Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.messages import Deploy, Ready
 from tidegate.worker.mailbox import Background
 
@@ -113,6 +113,14 @@ class BringingUp:
     def generation(self) -> Generation | None:
         """None while it is found out: what slots say till then is about the one before."""
         return None if self._found is None else self._found[0].generation
+
+    @property
+    def restoring(self) -> CheckpointId | None:
+        """The job's own checkpoint, while slots read it."""
+        if self._found is None or len(self._ready) == self._plan.parallelism:
+            return None
+        basis, _ = self._found
+        return basis.restored_checkpoint if basis.restore_location is None else None
 
     def next_deadline_ms(self) -> float:
         return self._deadline_ms

@@ -35,7 +35,7 @@ from tidegate.model.errors import (
     TidegateError,
     UserCodeFailure,
 )
-from tidegate.model.ids import Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.messages import (
     Acknowledge,
     Decline,
@@ -264,6 +264,8 @@ class Driver:
                 self._bringing_up.on_ready(slot, message)
             case Progress() | InputEnded() | SnapshotsTaken() | Acknowledge() | Decline():
                 self._running.on_message(slot, message)
+            case Failed(is_damage=True, message=text) if self._bringing_up.restoring is not None:
+                self._go_back(self._bringing_up.restoring, text)
             case Failed(is_final=True, message=text):
                 self._give_up(EnvironmentProblem(text))
             case Failed(is_user_code=is_user_code, message=text, traceback=traceback):
@@ -290,6 +292,15 @@ class Driver:
                 self._restarting.begin(delay_ms=delay_ms)
             case GiveUp():
                 self._fail_for_good()
+
+    def _go_back(self, damaged: CheckpointId, damage: str) -> None:
+        """To an older checkpoint, if there is one: slots found damage that the driver had not looked for."""
+        self._durable.note_damage(damaged, damage)
+        self._failure = Damaged(damage)
+        self._end_generation(FailureReason.JOB_RESTARTED, damage)
+        self._move(JobEvent.FAILURE)
+        # Whatever the strategy: nothing was processed yet, and each checkpoint is found damaged once at the most.
+        self._restarting.begin(delay_ms=0.0)
 
     def _give_up(self, failure: TidegateError) -> None:
         if not self._has_generation():

@@ -120,6 +120,7 @@ class DurableJob:
         self._wall_ms = wall_ms
         self._rolling_back = RollingBack(committer, manifest_of=self._manifest)
         self._committed: dict[bytes, None] = {}
+        self._noted_damage: dict[CheckpointId, str] = {}
         self._shared = SharedFiles()
         self._registered: set[CheckpointId] = set()
         self._files: dict[CheckpointId, frozenset[str]] = {}
@@ -144,6 +145,10 @@ class DurableJob:
             restored = manifest.checkpoint
         check_is_restored(self._settings.without_captured_rows, restored)
 
+    def note_damage(self, checkpoint: CheckpointId, damage: str) -> None:
+        """Found by slots that read it. While no generation is being started: the background reads it."""
+        self._noted_damage[checkpoint] = damage
+
     def use(self, plan: JobPlan) -> None:
         """From the next generation on. While none is being started: the background reads it."""
         self._plan = plan
@@ -165,12 +170,17 @@ class DurableJob:
         if manifest is None or chosen is None:
             return GenerationBasis(generation, None, None, next_checkpoint, {})
         check_fits(manifest, self._plan, self._settings.fingerprint)
+        try:
+            source_states = read_source_states(self._place_of(chosen), manifest, self._plan)
+        except Damaged as error:
+            self.note_damage(chosen.checkpoint, str(error))
+            return self.start_generation(at_ms=at_ms)
         return GenerationBasis(
             generation=generation,
             restore_manifest=chosen.manifest,
             restored_checkpoint=chosen.checkpoint,
             next_checkpoint=next_checkpoint,
-            source_states=read_source_states(self._place_of(chosen), manifest, self._plan),
+            source_states=source_states,
             restore_location=chosen.location,
             captured_rows=self._captured_rows_of(chosen.checkpoint),
         )
@@ -263,6 +273,8 @@ class DurableJob:
 
     def _damage_of(self, completed: CheckpointCompleted) -> str | None:
         """One sentence if its manifest or a file that it names cannot be used."""
+        if (noted := self._noted_damage.get(completed.checkpoint)) is not None:
+            return _ADVICE.split(noted)[0]
         try:
             captured_rows = self._captured_rows_of(completed.checkpoint)
             _check_files(self._place_of(completed), self._manifest(completed), captured_rows)

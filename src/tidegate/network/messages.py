@@ -335,13 +335,17 @@ class InputEnded(_Message, frozen=True, gc=False):
 
 
 class Failed(_Message, frozen=True, gc=False):
-    """`is_final`: starting again cannot help, the user has to change something."""
+    """`is_final`: starting again cannot help, the user has to change something.
+
+    `is_damage`: something stored cannot be used, which the message names.
+    """
 
     generation: Generation
     is_user_code: bool
     is_final: bool
     message: str
     traceback: str
+    is_damage: bool = False
 
 
 FromSlot: TypeAlias = Ready | SnapshotsTaken | Acknowledge | Decline | Progress | InputEnded | Failed

@@ -211,6 +211,7 @@ class _Slot:
                 is_final=isinstance(error, UserError | Damaged),
                 message=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
                 traceback=traceback.format_exc(),
+                is_damage=isinstance(error, Damaged),
             )
         )
         self._tear_down()
