@@ -29,6 +29,8 @@ DEFAULT_ARCHIVE = Path("dist") / "tidegate-environment.tar.gz"
 
 # Spark brings these itself, on the driver and on every executor; its jars alone are 450 MB.
 _LEFT_OUT = frozenset({"pyspark", "py4j"})
+# What lies side by side in a working copy: the second is where Spark finds format("tidegate").
+_OWN_PACKAGES = ("tidegate", "pyspark_tidegate")
 # Parts of Python and of Tidegate's packages that no job imports.
 _STDLIB_LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
@@ -209,10 +211,11 @@ def _editable(name: str) -> Iterator[tuple[str, Path]]:
     found = find_spec("tidegate")
     if name != "tidegate" or found is None or found.origin is None:
         raise CannotPack(f"{name} is installed as a link to a working copy: install a wheel of it, or use --py-files.")
-    package = Path(found.origin).parent
+    sources = Path(found.origin).parent.parent
     yield from (
-        (path.relative_to(package.parent).as_posix(), path)
-        for path in _below(package)
+        (path.relative_to(sources).as_posix(), path)
+        for package in _OWN_PACKAGES
+        for path in _below(sources / package)
         if "__pycache__" not in path.parts
     )
 

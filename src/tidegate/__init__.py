@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidegate.api.query import StreamingQuery
     from tidegate.api.query import active_queries as queries
     from tidegate.api.writer import DataStreamWriter, writeStream
+    from tidegate.api.written_savepoints import savepoints
     from tidegate.coordinator.views import CheckpointView
     from tidegate.protocol.why import WhyReport
     from tidegate.spark.connected import ConnectProcessor
@@ -38,6 +39,7 @@ __all__ = [
     "connect",
     "profiles",
     "queries",
+    "savepoints",
     "writeStream",
 ]
 
@@ -55,6 +57,7 @@ _HOMES = {
     "connect": ("tidegate.api.connect", "connect"),
     "profiles": ("tidegate.api.profiles", "profiles"),
     "queries": ("tidegate.api.query", "active_queries"),
+    "savepoints": ("tidegate.api.written_savepoints", "savepoints"),
     "writeStream": ("tidegate.api.writer", "writeStream"),
 }
 

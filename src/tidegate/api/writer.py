@@ -261,13 +261,17 @@ class DataStreamWriter:
 
     def explain(self, extended: bool = False) -> None:
         """Spark's plan, what Tidegate runs of it and how."""
+        plan, options, read = self._planned()
+        print(self._explanation(plan, options, read))  # noqa: T201 - as PySpark's explain does
+
+    def _planned(self) -> tuple[JobPlan, QueryOptions, IngestingPlan]:
+        """What would be started, with the slots that it would have if the session did nothing else."""
         require_classic(self._df)
         options = read_options(split_options(self._options)[0], _session_options(self._df.sparkSession))
         read, chosen = self._read(options.ingest)
         facts = check_session(self._df.sparkSession)
         slots = options.parallelism or max(1, facts.cores - 1)
-        plan = _lowered(chosen.root, chosen.sink, options, slots=slots)
-        print(self._explanation(plan, options, read))  # noqa: T201 - as PySpark's explain does
+        return _lowered(chosen.root, chosen.sink, options, slots=slots), options, read
 
     def _read(self, ingest: IngestMode) -> tuple[IngestingPlan, ChosenSink]:
         read = read_ingesting(self._df, ingest)

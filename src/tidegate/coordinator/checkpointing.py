@@ -30,6 +30,7 @@ from tidegate.network.messages import (
     ToSlot,
     TriggerCheckpoint,
 )
+from tidegate.operators.described import describe_plan
 from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
 from tidegate.protocol.checkpoints import (
     Abort,
@@ -45,6 +46,7 @@ from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.requests import Afterwards, CheckpointRequest, SavepointAlignment, SavepointRequest
 from tidegate.protocol.why import why
 from tidegate.storage.manifests import Manifest
+from tidegate.storage.stored_plan import StoredPlan
 from tidegate.worker.mailbox import Background
 
 log = logging.getLogger("tidegate")
@@ -93,6 +95,7 @@ class Checkpointing:
     _given_up: dict[CheckpointId, "_GivenUp"] = field(default_factory=dict)
     _details: dict[CheckpointId, str] = field(default_factory=dict)
     _waiting: deque[CheckpointAction] = field(default_factory=deque)
+    _described: StoredPlan | None = None
     _is_performing: bool = False
     _is_closed: bool = False
 
@@ -241,6 +244,11 @@ class Checkpointing:
         if savepoint is not None:
             self._refuse_savepoint(savepoint, reason.value if detail is None else f"{reason.value}: {detail}")
 
+    def _stored_plan(self) -> StoredPlan:
+        if self._described is None:
+            self._described = describe_plan(self.spec.slot_settings.plan)
+        return self._described
+
     def _refuse_savepoint(self, request: SavepointRequest, why: str) -> None:
         self.savepoints.refuse(request, why)
         if request.afterwards is Afterwards.SUSPEND and not self._is_closed:
@@ -266,7 +274,7 @@ class Checkpointing:
             outcome=Outcome.COMPLETED,
             duration_ms=manifest.duration_ms,
         )
-        manifest = msgspec.structs.replace(manifest, statistics=facts)
+        manifest = msgspec.structs.replace(manifest, statistics=facts, plan=self._stored_plan())
 
         def commit_if_stored() -> None:
             if paths:

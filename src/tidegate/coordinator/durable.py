@@ -137,7 +137,7 @@ class DurableJob:
         if chosen is not None:
             check_fits(self._manifest(chosen), self._plan, self._settings.fingerprint)
         elif self._settings.restore_from is not None:
-            root, path = _locate(self._settings.restore_from)
+            root, path = locate(self._settings.restore_from)
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
             check_fits(manifest, self._plan, self._settings.fingerprint)
@@ -186,7 +186,7 @@ class DurableJob:
         )
 
     def _start_from(self, restore_from: str, generation: Generation, first_id: CheckpointId) -> GenerationBasis:
-        root, path = _locate(restore_from)
+        root, path = locate(restore_from)
         store = self._open_location(root)
         manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
         check_fits(manifest, self._plan, self._settings.fingerprint)
@@ -527,7 +527,7 @@ def _files_of(manifest: Manifest) -> dict[str, FileSum]:
     return files
 
 
-def _locate(path: str) -> tuple[str, str]:
+def locate(path: str) -> tuple[str, str]:
     """Where a checkpoint or savepoint lies: the folder that its paths are relative to, and its manifest below it."""
     plain = path.rstrip("/").removesuffix("/manifest.json")
     parent, _, name = plain.rpartition("/")

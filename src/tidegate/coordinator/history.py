@@ -194,7 +194,7 @@ class History:
         self, underway: Underway, *, path: str, duration_ms: float, facts: CheckpointFacts | None = None
     ) -> None:
         parts = underway.parts()
-        new_state_bytes = sum(_new_state_bytes(ack) for ack in underway.acknowledged.values())
+        stored_bytes = sum(_new_state_bytes(ack) for ack in underway.acknowledged.values())
         inflight_bytes = sum(part.inflight_bytes for part in parts)
         new_inflight_bytes = sum(part.new_inflight_bytes for part in parts)
         state_bytes = sum(part.state_bytes for part in parts)
@@ -210,12 +210,12 @@ class History:
                 triggered_at=_datetime(underway.triggered_wall_ms),
                 duration_ms=duration_ms,
                 state_bytes=state_bytes,
-                new_state_bytes=new_state_bytes,
+                new_state_bytes=stored_bytes,
                 inflight_bytes=inflight_bytes,
                 new_inflight_bytes=new_inflight_bytes,
                 processed_bytes=0 if facts is None else sum(task.processed_bytes for task in facts.tasks),
                 path=path,
-                tasks=_with_facts(underway.task_views(), facts),
+                tasks=with_facts(underway.task_views(), facts),
             ),
             facts,
         )
@@ -244,7 +244,7 @@ class History:
                 inflight_bytes=sum(part.inflight_bytes for part in parts),
                 new_inflight_bytes=sum(part.new_inflight_bytes for part in parts),
                 failure_reason=reason.value if detail is None else f"{reason.value}: {detail}",
-                tasks=_with_facts(underway.task_views(), facts),
+                tasks=with_facts(underway.task_views(), facts),
                 unreported=_unreported(facts),
             ),
             facts,
@@ -257,7 +257,7 @@ class History:
         self._facts[facts.checkpoint] = facts
         for at, view in enumerate(self._views):
             if view.id == facts.checkpoint and view.tasks + view.unreported:
-                self._views[at] = replace(view, tasks=_with_facts(view.tasks, facts), unreported=_unreported(facts))
+                self._views[at] = replace(view, tasks=with_facts(view.tasks, facts), unreported=_unreported(facts))
 
 
 def in_progress_view(underway: Underway, now_ms: float) -> CheckpointView:
@@ -277,12 +277,23 @@ def _owner(underway: Underway) -> Owner:
     return Owner.JOB if underway.savepoint is None else Owner.USER
 
 
-def _new_state_bytes(ack: Acknowledge) -> int:
-    """What it stored beside captured data, which lies in the state file as long as it is small."""
-    written = [file for file in ack.shared if _is_written_by(ack.checkpoint, layout.parse_shared_file(file.path))]
+def new_state_bytes(
+    checkpoint: CheckpointId, *, file_bytes: int, shared: Iterable[SharedFile], new_inflight_bytes: int
+) -> int:
+    """What a slot stored beside captured data, which lies in the state file as long as it is small."""
+    written = [file for file in shared if _is_written_by(checkpoint, layout.parse_shared_file(file.path))]
     of_state = [file for file in written if layout.parse_channel_file(file.path) is None]
-    captured_bytes = sum(part.new_inflight_bytes for part in ack.parts) if len(of_state) == len(written) else 0
-    return ack.length - captured_bytes + sum(file.length for file in of_state)
+    captured_bytes = new_inflight_bytes if len(of_state) == len(written) else 0
+    return file_bytes - captured_bytes + sum(file.length for file in of_state)
+
+
+def _new_state_bytes(ack: Acknowledge) -> int:
+    return new_state_bytes(
+        ack.checkpoint,
+        file_bytes=ack.length,
+        shared=ack.shared,
+        new_inflight_bytes=sum(part.new_inflight_bytes for part in ack.parts),
+    )
 
 
 def _is_written_by(checkpoint: CheckpointId, folder: layout.CheckpointFolder | None) -> bool:
@@ -323,7 +334,7 @@ def _unreported(facts: CheckpointFacts | None) -> tuple[str, ...]:
     return () if facts is None else tuple(str(task.task) for task in facts.tasks if task.snapshot_ms is None)
 
 
-def _with_facts(views: tuple[TaskCheckpointView, ...], facts: CheckpointFacts | None) -> tuple[TaskCheckpointView, ...]:
+def with_facts(views: tuple[TaskCheckpointView, ...], facts: CheckpointFacts | None) -> tuple[TaskCheckpointView, ...]:
     """What slots acknowledged, completed by what is known besides: names, and tasks whose slot had not acknowledged."""
     if facts is None:
         return views

@@ -31,12 +31,7 @@ class BroadcastStates:
         self._is_writable = False
 
     def restore(self, section: RestoredSection) -> None:
-        try:
-            self._entries = _DECODER.decode(section.data)
-        except msgspec.DecodeError as error:
-            raise Damaged(
-                f"Broadcast state cannot be read from its section ({error}): restore from an older checkpoint."
-            ) from error
+        self._entries = decode_states(section)
         self._size_bytes = sum(len(k) + len(v) for entries in self._entries.values() for k, v in entries.items())
 
     def snapshot(self) -> Section:
@@ -80,6 +75,16 @@ class BroadcastStates:
             entries = self._entries[name] = entries.copy()
             self._shared.discard(name)
         return entries
+
+
+def decode_states(section: RestoredSection) -> dict[str, dict[bytes, bytes]]:
+    """Keys and values of each state, by its name."""
+    try:
+        return _DECODER.decode(section.data)
+    except msgspec.DecodeError as error:
+        raise Damaged(
+            f"Broadcast state cannot be read from its section ({error}): restore from an older checkpoint."
+        ) from error
 
 
 class NamedBroadcastState:

@@ -19,7 +19,7 @@ from tidegate.state.ttl import TTL_SUFFIX, TtlState, ttl_name
 
 _TIMERS_PREFIX = "timers/"
 _KEPT_SUFFIXES = (TTL_SUFFIX, "?list", "?map")
-_TIMER_STATES = {TimeMode.EVENT_TIME: "timers/event", TimeMode.PROCESSING_TIME: "timers/processing"}
+TIMER_STATES = {TimeMode.EVENT_TIME: "timers/event", TimeMode.PROCESSING_TIME: "timers/processing"}
 # Far beyond any lifetime, and added to any wall clock it still fits the 8 bytes of an expiry.
 _LONGEST_TTL_MS = 1 << 62
 
@@ -131,7 +131,7 @@ class KeyedHandle:
 
 def open_timers(backend: StateBackend, context: TaskContext, time_mode: TimeMode) -> Timers | None:
     """The restored timers of that mode; those of another mode would never fire, so they are refused."""
-    for other, name in _TIMER_STATES.items():
+    for other, name in TIMER_STATES.items():
         if other is not time_mode and _has_entries(backend, name, context):
             raise IncompatibleCheckpoint(
                 f"The checkpoint has timers of time mode {other.value}, but the query's is {time_mode.value}: "
@@ -142,11 +142,11 @@ def open_timers(backend: StateBackend, context: TaskContext, time_mode: TimeMode
             return None
         case TimeMode.EVENT_TIME:
             timers = Timers(
-                backend.keyed(_TIMER_STATES[time_mode]),
+                backend.keyed(TIMER_STATES[time_mode]),
                 floor_ms_of=lambda key_group: context.floors.of(key_group, MIN_WATERMARK_MS),
             )
         case TimeMode.PROCESSING_TIME:
-            timers = Timers(backend.keyed(_TIMER_STATES[time_mode]))
+            timers = Timers(backend.keyed(TIMER_STATES[time_mode]))
         case _:
             assert_never(time_mode)
     timers.load(context.key_groups)

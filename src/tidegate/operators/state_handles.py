@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.model.errors import UserCodeFailure
+from tidegate.model.errors import Damaged, UserCodeFailure
 from tidegate.state.codec import decode, encode_key, encode_value
 from tidegate.state.contract import KeyedState
 from tidegate.state.subkeys import SubkeyedState, entry_key
@@ -96,9 +96,9 @@ class ListState:
     def _append(self, encoded: Sequence[bytes]) -> None:
         key, key_group = self._key(), self._current.key_group
         last = self._entries.last_subkey(key_group, key)
-        first = 0 if last is None else _POSITION.unpack(last)[0] + 1
+        first = 0 if last is None else decode_position(last) + 1
         for position, data in enumerate(encoded, first):
-            self._state.put(key_group, entry_key(key, _POSITION.pack(position)), data)
+            self._state.put(key_group, entry_key(key, encode_position(position)), data)
 
     def _read(self, key_group: int, key: bytes, subkeys: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
         for subkey in subkeys:
@@ -170,6 +170,18 @@ class MapState:
 
     def _key(self) -> bytes:
         return self._current.required_for(f"State {self._name!r} is")
+
+
+def encode_position(position: int) -> bytes:
+    """Under which an element of a list lies below its key."""
+    return _POSITION.pack(position)
+
+
+def decode_position(subkey: bytes) -> int:
+    if len(subkey) != _POSITION.size:
+        raise Damaged(f"A stored element of a list has a place of {len(subkey)} bytes: restore an older checkpoint.")
+    position: int = _POSITION.unpack(subkey)[0]
+    return position
 
 
 def _encoded(value: tuple[Any, ...], fields: Sequence[str], name: str) -> bytes:

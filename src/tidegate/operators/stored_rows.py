@@ -44,19 +44,24 @@ class RowFormat:
     def restored(self, section: RestoredSection, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """The rows of those key groups."""
         expected = _with_key_group(self.schema)
-        try:
-            with pa.ipc.open_stream(section.data) as stream:
-                if stream.schema != expected:
-                    raise IncompatibleCheckpoint(
-                        f"The checkpoint holds {self.noun} of ({_described(stream.schema)}), this query has one of "
-                        f"({_described(expected)}): start with a new checkpointLocation, or with the query it was."
-                    )
-                for stored in stream:
-                    own = _of_range(stored, key_groups)
-                    if own.num_rows:
-                        yield own.select(range(len(self.schema)))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise Damaged(f"The state of {self.noun} cannot be read ({error}): restore an older checkpoint.") from error
+        for stored in read_rows(section, noun=self.noun):
+            if stored.schema != expected:
+                raise IncompatibleCheckpoint(
+                    f"The checkpoint holds {self.noun} of ({_described(stored.schema)}), this query has one of "
+                    f"({_described(expected)}): start with a new checkpointLocation, or with the query it was."
+                )
+            own = _of_range(stored, key_groups)
+            if own.num_rows:
+                yield own.select(range(len(self.schema)))
+
+
+def read_rows(section: RestoredSection, *, noun: str) -> Iterator[pa.RecordBatch]:
+    """All rows of a section, whatever they are; their last column is the key group."""
+    try:
+        with pa.ipc.open_stream(section.data) as stream:
+            yield from stream
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Damaged(f"The state of {noun} cannot be read ({error}): restore an older checkpoint.") from error
 
 
 def _encoded(

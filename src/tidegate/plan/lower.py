@@ -411,6 +411,7 @@ def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:
         time_zone=node.time_zone,
         style=node.style,
         initial=node.initial,
+        states=node.states,
     )
 
 
@@ -449,6 +450,7 @@ def _connect_spec(node: Connect) -> ConnectSpec:
         schema=node.schema,
         time_mode=node.time_mode,
         time_zone=node.time_zone,
+        states=node.states,
     )
 
 

@@ -218,6 +218,29 @@ class InitialState:
     rows: bytes
 
 
+class StateShape(Enum):
+    """What a named state of user code holds."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+    BROADCAST = "broadcast"  # a map that is the same in every subtask
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredState:
+    """A state as user code opens it, by the types of its fields; `subkeys`: of the keys of a map.
+
+    Nothing that runs needs it: it goes into checkpoints, so that they can be read as tables.
+    """
+
+    name: str
+    shape: StateShape
+    values: pa.Schema
+    subkeys: pa.Schema | None = None
+    has_ttl: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TransformWithState:
     """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command.
@@ -234,6 +257,7 @@ class TransformWithState:
     time_zone: str | None = None
     style: RowStyle = RowStyle.ROWS
     initial: InitialState | None = None
+    states: tuple[DeclaredState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +289,7 @@ class Connect:
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
     time_zone: str | None = None
+    states: tuple[DeclaredState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from tidegate.plan.expressions import Expression
 from tidegate.plan.nodes import (
     AggregateCall,
     AnswerOrder,
+    DeclaredState,
     EmptyCollections,
     EventTime,
     ExplodedAs,
@@ -148,6 +149,7 @@ class TransformWithStateSpec:
     time_zone: str | None = None
     style: RowStyle = RowStyle.ROWS
     initial: InitialState | None = None
+    states: tuple[DeclaredState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class ConnectSpec:
     schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
     time_zone: str | None = None
+    states: tuple[DeclaredState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

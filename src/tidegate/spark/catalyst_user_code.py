@@ -19,6 +19,7 @@ from tidegate.plan.expressions import Column, Expression
 from tidegate.plan.nodes import (
     AsyncMap,
     Connect,
+    DeclaredState,
     EvalPython,
     EventTimeColumn,
     InitialState,
@@ -27,6 +28,7 @@ from tidegate.plan.nodes import (
     Project,
     RightSide,
     RowStyle,
+    StateShape,
     TimeMode,
     TransformWithState,
     UdfShape,
@@ -34,7 +36,7 @@ from tidegate.plan.nodes import (
 from tidegate.spark.async_mapped import async_call_in, function_name, is_async_map
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree
-from tidegate.spark.commands import Command, command_of, encode_command
+from tidegate.spark.commands import Command, command_of, encode_command, schema_detail
 from tidegate.spark.connected import (
     LEFT_NAMES,
     OUTPUT_NAMES,
@@ -49,12 +51,13 @@ from tidegate.spark.pandas_stateful import (
     INITIAL_KEY_POSITIONS,
     KEY_POSITIONS,
     OUTPUT_SCHEMA,
+    STATE_NAME,
     STATE_SCHEMA,
     TIMEOUT,
     positions_detail,
 )
 from tidegate.spark.python_udfs import INPUT_SCHEMA, ITERATOR_UDFS, UdfCall, UdfCalls, encode_calls
-from tidegate.spark.stateful import NO_TIME, TIME_MODE, DeclaringHandle, check_init, stateful_processor
+from tidegate.spark.stateful import NO_TIME, TIME_MODE, DeclaringHandle, check_init, declared_state, stateful_processor
 from tidegate.spark.typed_states import ParsedSchemas, TypedHandle
 from tidegate.spark.types import to_arrow_schema, to_arrow_type
 from tidegate.spark.user_code import ROW_PROCESSORS
@@ -220,7 +223,7 @@ def read_transform_with_state(tree: PlanTree, read: ReadChild) -> ReadNode:
     }
     if initial is not None:
         details[INITIAL_KEY_POSITIONS] = positions_detail(_initial_key_positions(tree, initial))
-    command = _checked(_command(tree, tree.jvm.functionExpr(), function, details))
+    command, states = _checked(_command(tree, tree.jvm.functionExpr(), function, details))
     node = TransformWithState(
         child,
         key_count,
@@ -231,6 +234,7 @@ def read_transform_with_state(tree: PlanTree, read: ReadChild) -> ReadNode:
         time_zone=command.time_zone,
         style=RowStyle.ROWS if command.eval_type in ROW_PROCESSORS else RowStyle.BATCHES,
         initial=initial,
+        states=states,
     )
     return node, _ids(attributes)
 
@@ -264,6 +268,7 @@ def read_group_state(tree: PlanTree, read: ReadChild) -> ReadNode:
         event_column=len(keys) + event_column if is_event_time and event_column is not None else None,
         time_zone=command.time_zone,
         style=RowStyle.BATCHES,
+        states=(declared_state(STATE_NAME, StateShape.VALUE, [schema_detail(details[STATE_SCHEMA])]),),
     )
     return node, _ids(attributes)
 
@@ -293,7 +298,8 @@ def read_cogroup(tree: PlanTree, read: ReadChild) -> ReadNode:
         RIGHT_NAMES: names_detail(right.schema.names[right_keys:]),
         OUTPUT_NAMES: names_detail(attribute.fields["name"] for attribute in attributes),
     }
-    command = _with_details(command, {**details, **_connect_schemas(connection.processor)})
+    schemas, states = _connect_schemas(connection.processor)
+    command = _with_details(command, {**details, **schemas})
     node = Connect(
         left,
         right,
@@ -304,18 +310,20 @@ def read_cogroup(tree: PlanTree, read: ReadChild) -> ReadNode:
         _schema(attributes),
         time_mode=time_mode,
         time_zone=command.time_zone,
+        states=states,
     )
     return node, _ids(attributes)
 
 
-def _connect_schemas(processor: ConnectProcessor) -> dict[str, str]:
-    handle = DeclaringHandle()
+def _connect_schemas(processor: ConnectProcessor) -> tuple[dict[str, str], tuple[DeclaredState, ...]]:
+    handle, schemas = DeclaringHandle(), ParsedSchemas()
 
-    def run(schemas: ParsedSchemas) -> None:
+    def run() -> None:
         processor.init(ConnectProcessorHandle(handle, schemas))
         processor.close()
 
-    return check_init(run, name=type(processor).__name__)
+    details = check_init(run, schemas, name=type(processor).__name__)
+    return details, handle.states(schemas)
 
 
 def _without_columns(node: Node, ids: Ids, *, first: int, last: int) -> ReadNode:
@@ -333,14 +341,16 @@ def read_event_time_column(tree: PlanTree, read: ReadChild) -> ReadNode:
     return EventTimeColumn(child, column.index, child.schema), ids
 
 
-def _checked(command: Command) -> Command:
+def _checked(command: Command) -> tuple[Command, tuple[DeclaredState, ...]]:
     processor = stateful_processor(command)
+    handle, schemas = DeclaringHandle(), ParsedSchemas()
 
-    def run(schemas: ParsedSchemas) -> None:
-        processor.init(TypedHandle(DeclaringHandle(), schemas))  # type: ignore[arg-type]
+    def run() -> None:
+        processor.init(TypedHandle(handle, schemas))  # type: ignore[arg-type]
         processor.close()
 
-    return _with_details(command, check_init(run, name=type(processor).__name__))
+    command = _with_details(command, check_init(run, schemas, name=type(processor).__name__))
+    return command, handle.states(schemas)
 
 
 def _with_details(command: Command, details: dict[str, str]) -> Command:

@@ -26,7 +26,7 @@ STATE_SCHEMA = "stateSchema"
 TIMEOUT = "timeout"
 HAS_WATERMARK = "hasWatermark"
 
-_STATE_NAME = "groupState"
+STATE_NAME = "groupState"
 
 
 class Frames:
@@ -123,14 +123,14 @@ class GroupStateProcessor:
         self._timeout = command.details[TIMEOUT]
         self._has_watermark = command.details[HAS_WATERMARK] == "true"
         self._schema = schema_detail(command.details[STATE_SCHEMA])
-        self._fields = Fields(self._schema, state=_STATE_NAME)
+        self._fields = Fields(self._schema, state=STATE_NAME)
         self._key_positions = _positions(command, KEY_POSITIONS)
         self._value_names = value_names
         self._frames = Frames(command)
 
     def init(self, handle: ProcessorHandle) -> None:
         self._handle = handle
-        self._state = handle.value_state(_STATE_NAME, self._fields.names)
+        self._state = handle.value_state(STATE_NAME, self._fields.names)
 
     def handle_rows(self, key: tuple[Any, ...], rows: pa.RecordBatch, times: Times) -> Iterator[pa.RecordBatch]:
         import pandas as pd

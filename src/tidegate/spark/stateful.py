@@ -3,14 +3,16 @@
 Gives the user what PySpark gives: keys, Rows or DataFrames, TimerValues, a handle. Must never keep rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from pyspark.sql.types import StructType
 
 from tidegate.model.errors import UserError
 from tidegate.operators.contract import ProcessorHandle, Times
+from tidegate.plan.nodes import DeclaredState, StateShape
 from tidegate.spark.commands import Command, open_function
 from tidegate.spark.typed_states import KnownSchemas, ParsedSchemas, TypedHandle
 
@@ -95,19 +97,28 @@ def known_schemas(command: Command) -> KnownSchemas:
     )
 
 
-def check_init(run: Callable[[ParsedSchemas], None], *, name: str) -> dict[str, str]:
+def check_init(run: Callable[[], None], schemas: ParsedSchemas, *, name: str) -> dict[str, str]:
     """On the driver, before the job starts: runs a copy's `init` and `close`, as Spark's own pre-init does.
 
     Gives what its schemas in text form mean, to be put into the command's details.
     """
-    schemas = ParsedSchemas()
     try:
-        run(schemas)
+        run()
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"The processor {name} raised in init or close: {type(error).__name__}: {error}") from error
     return {_SCHEMA_PREFIX + text: parsed for text, parsed in schemas.json_by_text.items()}
+
+
+def declared_state(
+    name: str, shape: StateShape, schemas: Sequence[StructType], *, ttl_ms: int | None = None
+) -> DeclaredState:
+    # Slots import this module too, and do not need it.
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    *subkeys, values = [to_arrow_schema(schema, timezone="UTC") for schema in schemas]
+    return DeclaredState(name, shape, values, subkeys[0] if subkeys else None, has_ttl=ttl_ms is not None)
 
 
 def _is_schema(name: str) -> bool:
@@ -118,21 +129,28 @@ class DeclaringHandle:
     """`ConnectHandle` that only collects declarations, as PySpark's driver handle does."""
 
     def __init__(self) -> None:
-        self._declared: set[str] = set()
+        self._declared: dict[str, tuple[StateShape, int | None]] = {}
 
     def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> Any:
-        return self._declare(name)
+        return self._declare(name, StateShape.VALUE, ttl_ms)
 
     def list_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> Any:
-        return self._declare(name)
+        return self._declare(name, StateShape.LIST, ttl_ms)
 
     def map_state(
         self, name: str, key_fields: tuple[str, ...], value_fields: tuple[str, ...], *, ttl_ms: int | None = None
     ) -> Any:
-        return self._declare(name)
+        return self._declare(name, StateShape.MAP, ttl_ms)
 
     def broadcast_state(self, name: str) -> Any:
-        return self._declare(name)
+        return self._declare(name, StateShape.BROADCAST, None)
+
+    def states(self, schemas: ParsedSchemas) -> tuple[DeclaredState, ...]:
+        """All that were declared; `schemas` read theirs: of a map first that of its keys."""
+        return tuple(
+            declared_state(name, shape, schemas.by_state[name], ttl_ms=ttl_ms)
+            for name, (shape, ttl_ms) in self._declared.items()
+        )
 
     def delete_if_exists(self, name: str) -> None:
         if name in self._declared:
@@ -147,10 +165,10 @@ class DeclaringHandle:
     def timers(self) -> list[int]:
         self._without_key("listTimers")
 
-    def _declare(self, name: str) -> "_DeclaredState":
+    def _declare(self, name: str, shape: StateShape, ttl_ms: int | None) -> "_DeclaredState":
         if name in self._declared:
             raise UserError(f"State {name!r} is declared twice in init: give each state its own name.")
-        self._declared.add(name)
+        self._declared[name] = (shape, ttl_ms)
         return _DeclaredState(name)
 
     def _without_key(self, method: str) -> NoReturn:

@@ -203,12 +203,18 @@ class KnownSchemas:
 
 
 class ParsedSchemas:
-    """`ReadSchema` on the driver; remembers what Spark's parser made of text forms."""
+    """`ReadSchema` on the driver; remembers what Spark's parser made of text forms, and the schemas of each state."""
 
     def __init__(self) -> None:
         self.json_by_text: dict[str, str] = {}
+        self.by_state: dict[str, list[StructType]] = {}
 
     def __call__(self, schema: StructType | str, /, *, state: str) -> StructType:
+        parsed = self._parsed(schema, state)
+        self.by_state.setdefault(state, []).append(parsed)
+        return parsed
+
+    def _parsed(self, schema: StructType | str, state: str) -> StructType:
         if isinstance(schema, str):
             parsed = StructType.fromDDL(schema)
             if not isinstance(parsed, StructType):

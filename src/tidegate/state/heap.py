@@ -72,7 +72,7 @@ class HeapState:
 
     def _section(self, groups: Mapping[int, Mapping[bytes, bytes]]) -> Section:
         covered = KeyGroupRange(min(groups), max(groups) + 1)
-        return Section(f"{_SECTION_PREFIX}{self._name}", covered, partial(_encode_groups, groups))
+        return Section(section_name(self._name), covered, partial(encode_groups, groups))
 
     def _writable(self, key_group: int) -> dict[bytes, bytes]:
         group = self._groups.get(key_group)
@@ -107,6 +107,9 @@ class HeapBackend:
             state = self._states[name] = HeapState(name, self._key_groups)
         return state
 
+    def state_names(self) -> list[str]:
+        return list(self._states)
+
     def snapshot(self) -> list[Section]:
         return [section for state in self._states.values() for section in state.snapshot()]
 
@@ -123,6 +126,14 @@ class HeapBackend:
     def close(self) -> None:
         for state in self._states.values():
             state.clear()
+
+
+def section_name(state: str) -> str:
+    return f"{_SECTION_PREFIX}{state}"
+
+
+def is_keyed_section(name: str) -> bool:
+    return name.startswith(_SECTION_PREFIX)
 
 
 def read_section(section: RestoredSection, key_groups: KeyGroupRange) -> tuple[str, Iterator[tuple[int, bytes, bytes]]]:
@@ -150,6 +161,6 @@ def _entries_of(section: RestoredSection, name: str, key_groups: KeyGroupRange) 
         ) from error
 
 
-def _encode_groups(groups: Mapping[int, Mapping[bytes, bytes]]) -> bytes:
+def encode_groups(groups: Mapping[int, Mapping[bytes, bytes]]) -> bytes:
     # Each group is a byte string of its own, so that a restore steps over the groups of others.
     return _encode({key_group: _encode(entries) for key_group, entries in groups.items()})

@@ -7,7 +7,7 @@ into the snapshot.
 
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from tidegate.model.errors import DidNotHappen, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
@@ -171,6 +171,10 @@ class RocksBackend:
             state = self._states[name] = RocksState(name, self._instance, self)
             state.held = None if self._making is None else {}
         return state
+
+    def state_names(self) -> list[str]:
+        """Of the states that have had an entry, opened or not."""
+        return [unquote(family.removeprefix(FAMILY_PREFIX)) for family in self._instance.families]
 
     def snapshot(self) -> list[Section]:
         self.settle()

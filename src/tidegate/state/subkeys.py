@@ -74,7 +74,7 @@ class IndexedSubkeys:
         self._state.put(key_group, key, value)
 
     def delete(self, key_group: int, key: bytes) -> None:
-        owner, subkey = _parts(key)
+        owner, subkey = entry_parts(key)
         subkeys = self._subkeys.get((key_group, owner))
         if subkeys is not None:
             subkeys.pop(subkey, None)
@@ -86,7 +86,7 @@ class IndexedSubkeys:
         return self._state.scan(key_group)
 
     def _add(self, key_group: int, entry: bytes) -> None:
-        owner, subkey = _parts(entry)
+        owner, subkey = entry_parts(entry)
         self._subkeys.setdefault((key_group, owner), {})[subkey] = None
 
 
@@ -94,7 +94,8 @@ def entry_key(key: bytes, subkey: bytes) -> bytes:
     return _LENGTH.pack(len(key)) + key + subkey
 
 
-def _parts(entry: bytes) -> tuple[bytes, bytes]:
+def entry_parts(entry: bytes) -> tuple[bytes, bytes]:
+    """The key and what stands below it."""
     length = _LENGTH.unpack_from(entry)[0] if len(entry) >= _LENGTH.size else -1
     end = _LENGTH.size + length
     if not 0 <= length <= len(entry) - _LENGTH.size:

@@ -55,7 +55,7 @@ class Timers:
         self._times.clear()
         for key_group in range(key_groups.first, key_groups.last):
             for entry, _ in self._state.scan(key_group):
-                at_ms, key = _decode(entry)
+                at_ms, key = decode_timer(entry)
                 self._times.setdefault((key_group, key), set()).add(at_ms)
         self._rebuild()
 
@@ -134,7 +134,8 @@ def _encode(at_ms: int, key: bytes) -> bytes:
     return _TIME.pack(at_ms + _SIGN) + key
 
 
-def _decode(entry: bytes) -> tuple[int, bytes]:
+def decode_timer(entry: bytes) -> tuple[int, bytes]:
+    """Its time and its key."""
     if len(entry) < _TIME.size:
         raise Damaged(f"A stored timer has only {len(entry)} bytes: restore from an older checkpoint.")
     return _TIME.unpack_from(entry)[0] - _SIGN, entry[_TIME.size :]

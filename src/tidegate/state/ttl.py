@@ -45,7 +45,7 @@ class TtlState:
         return stored[_EXPIRY.size :]
 
     def put(self, key_group: int, key: bytes, value: bytes) -> None:
-        self._state.put(key_group, key, _EXPIRY.pack(self._clock.wall_ms() + self._ttl_ms) + value)
+        self._state.put(key_group, key, with_expiry(value, self._clock.wall_ms() + self._ttl_ms))
 
     def delete(self, key_group: int, key: bytes) -> None:
         self._state.delete(key_group, key)
@@ -88,6 +88,16 @@ class TtlState:
     def _has_expired(self, key_group: int, key: bytes, now_ms: int) -> bool:
         stored = self._state.get(key_group, key)
         return stored is not None and _expiry_ms(stored) <= now_ms
+
+
+def with_expiry(value: bytes, expiry_ms: int) -> bytes:
+    """A value as it is stored."""
+    return _EXPIRY.pack(expiry_ms) + value
+
+
+def split_expiry(stored: bytes) -> tuple[int, bytes]:
+    """When a stored value expires, and the value."""
+    return _expiry_ms(stored), stored[_EXPIRY.size :]
 
 
 def _expiry_ms(stored: bytes) -> int:

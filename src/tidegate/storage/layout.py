@@ -60,6 +60,11 @@ def savepoint_state_file(slot: SlotIndex) -> str:
     return f"{slot}.state"
 
 
+def written_state_file(slot: SlotIndex, token: str) -> str:
+    """Of a savepoint that is written from rows; `token` tells attempts apart."""
+    return f"{slot}-{_plain(token)}.state"
+
+
 def savepoint_folder(checkpoint: CheckpointId, generation: Generation) -> str:
     return f"{SAVEPOINTS}/{checkpoint}-g{generation}"
 

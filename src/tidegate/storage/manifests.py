@@ -13,6 +13,7 @@ from tidegate.model.errors import Damaged, DidNotHappen
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
 from tidegate.model.units import format_bytes
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
+from tidegate.storage.stored_plan import StoredPlan
 
 CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]
 
@@ -79,6 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     committables: list[TaskCommittables] = []
     tasks: dict[str, dict[str, float]] = {}
     statistics: CheckpointFacts | None = None
+    plan: StoredPlan | None = None
 
 
 class _Version(msgspec.Struct):

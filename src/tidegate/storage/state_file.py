@@ -121,6 +121,7 @@ class StateFile:
         task: TaskId | None = None,
         operator: int | None = None,
         kind: SectionKind | None = None,
+        is_wanted: Callable[[SectionKey], bool] = lambda key: True,
     ) -> list[StoredSection]:
         """The sections that fit everything asked for, in the order in which they were added."""
         return [
@@ -130,6 +131,7 @@ class StateFile:
             and (task is None or entry.key.task == task)
             and (operator is None or entry.key.operator == operator)
             and (kind is None or entry.key.kind == kind)
+            and is_wanted(entry.key)
         ]
 
     def _checked(self, entry: _IndexEntry) -> memoryview:

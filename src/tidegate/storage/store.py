@@ -78,6 +78,18 @@ def open_store(location: str) -> Store:
     return ObjectStore.connect(location)
 
 
+def open_existing(location: str) -> Store:
+    """The same for readers: nothing is made, and a local folder need not be writable."""
+    folder = local_path(location)
+    if folder is None:
+        return open_store(location)
+    if not folder.is_dir():
+        raise OptionError(
+            f"There is no folder {str(folder)!r}: name a checkpointLocation, a checkpoint or a savepoint."
+        )
+    return LocalFiles(folder)
+
+
 def local_path(location: str) -> Path | None:
     """The local path that a location names, or None if it names something remote."""
     if location.startswith("file:"):

@@ -3,12 +3,13 @@
 Works for any parallelism; `protocol.rescale` says what goes where. It changes and deletes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from tidegate.connectors.registry import open_source
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement
@@ -35,8 +36,9 @@ from tidegate.protocol.rescale import (
 )
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
+from tidegate.storage import layout
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
-from tidegate.storage.state_file import FileSum, SectionKind, StateFile, StoredSection, check_sum
+from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum
 from tidegate.storage.store import ReadableStore, Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
@@ -93,22 +95,50 @@ def restore_slot(
     """`copies`: of files of this store, on this machine."""
     manifest = decode_manifest(store.read(manifest_path), name=manifest_path)
     reads = ReadBytes()
-    files = _Files(LocalFirst(store, manifest, copies, reads), manifest)
+    files = StoredFiles(LocalFirst(store, manifest, copies, reads), manifest)
     return replace(_Restoring(files, plan, slot, captured_rows).restore(), reads=reads)
 
 
 def read_source_states(store: Store, manifest: Manifest, plan: JobPlan) -> dict[TaskId, bytes]:
     """Every reader's position at the plan's parallelism, for the enumerators on the driver."""
-    files = _Files(store, manifest)
+    files = StoredFiles(store, manifest)
     states: dict[TaskId, bytes] = {}
     for vertex in plan.vertices:
         if vertex.source is not None:
-            for subtask, state in enumerate(_source_states(files, vertex, plan)):
+            for subtask, state in enumerate(_source_states(files, vertex, plan) or ()):
                 states[TaskId(vertex.id, subtask)] = state
     return states
 
 
-class _Files:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelEnds:
+    """The vertices that an edge joins."""
+
+    sender: VertexId
+    receiver: VertexId
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedPart:
+    """What one end of a channel stored of it; `file` of an element numbers `files`, or says that it lies `inline`."""
+
+    side: str
+    elements: list[StoredElement]
+    files: list[SharedFile]
+    inline: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCapture:
+    """An element that was in flight, from row `first_row` of it on."""
+
+    side: str
+    sequence: Sequence
+    element: NumberedElement
+    first_row: int
+
+
+class StoredFiles:
     """The files of one checkpoint, each read and checked once, when it is first needed."""
 
     def __init__(self, store: ReadableStore, manifest: Manifest) -> None:
@@ -119,21 +149,87 @@ class _Files:
         self._shared: dict[str, memoryview] = {}
 
     def sections(self, task: TaskId, kind: SectionKind) -> list[StoredSection]:
-        slot = SlotIndex(task.subtask)
+        return self._file_of(SlotIndex(task.subtask)).sections(task=task, kind=kind)
+
+    def sections_of(
+        self, task: TaskId, kind: SectionKind, *, operator: int, name: str | None = None
+    ) -> list[RestoredSection]:
+        """Of one operator, and only those of that name if one is given; others are not read."""
+
+        def is_wanted(key: SectionKey) -> bool:
+            return name is None or plain_name(key) == name
+
+        stored = self._file_of(SlotIndex(task.subtask)).sections(
+            task=task, kind=kind, operator=operator, is_wanted=is_wanted
+        )
+        return [_restored(section) for section in stored]
+
+    def all_sections(self, slot: SlotIndex) -> list[StoredSection]:
+        return self._file_of(slot).sections()
+
+    def copy_captured(self, slot: SlotIndex, to: Store) -> list[SharedFile]:
+        """The shared files of rows in flight; they keep their paths and their order, by which elements name them."""
+        files = [file for file in self._of_slot[slot].shared if layout.parse_channel_file(file.path) is not None]
+        for file in files:
+            to.put(file.path, self.shared(file))
+        return files
+
+    def captured_parts(self, stored: ChannelRange, edge: ChannelEnds) -> list[CapturedPart]:
+        """What the tasks at both ends of a channel stored of it, the receiver's first."""
+        channel = stored.channel
+        ends: list[tuple[str, TaskId]] = [(RECEIVED, TaskId(edge.receiver, channel.receiver))]
+        if stored.h < stored.n:
+            ends.append((HELD, TaskId(edge.sender, channel.sender)))
+        return [self._captured(side, channel, owner) for side, owner in ends]
+
+    def captured_elements(
+        self,
+        stored: ChannelRange,
+        parts: Iterable[CapturedPart],
+        schema: pa.Schema,
+        *,
+        instead: Callable[[StoredElement], NumberedElement] | None = None,
+    ) -> Iterator[StoredCapture]:
+        """In sequence, as long as there is no gap; whether all are there is seen at the end.
+
+        `instead`: what takes the place of one that cannot be read; without it, that is raised.
+        """
+        channel = stored.channel
+        expected = int(stored.first)
+        for part in parts:
+            for element in part.elements:
+                try:
+                    data = part.inline if element.file == INLINE else self.shared(part.files[element.file])
+                    piece = data[element.offset : element.offset + element.length]
+                    sequence, decoded = decode_element(piece, schema, name=f"{part.side} of {channel}")
+                except Damaged:
+                    if instead is None:
+                        raise
+                    sequence, decoded = element.sequence, instead(element)
+                if sequence != expected:
+                    break
+                first_row = stored.row if sequence == stored.first else 0
+                left = _without_rows(decoded, first_row - element.first_row)
+                yield StoredCapture(part.side, sequence, left, first_row)
+                expected += 1
+        if expected != stored.n:
+            raise Damaged(
+                f"Channel {channel} should have the elements {stored.first} to {stored.n} in flight, but the "
+                f"checkpoint holds none of number {expected} there: start from another checkpoint."
+            )
+
+    def _file_of(self, slot: SlotIndex) -> StateFile:
         if slot not in self._opened:
             self._opened[slot] = _open(self._store, self._of_slot[slot])
-        return self._opened[slot].sections(task=task, kind=kind)
+        return self._opened[slot]
 
-    def captured(
-        self, side: str, channel: ChannelId, owner: TaskId
-    ) -> tuple[list[StoredElement], list[SharedFile], memoryview]:
-        """What the task at one end of a channel stored of it, the slot's shared files, and what lies inline."""
-        shared = self._of_slot[SlotIndex(owner.subtask)].shared
+    def _captured(self, side: str, channel: ChannelId, owner: TaskId) -> CapturedPart:
+        files = self._of_slot[SlotIndex(owner.subtask)].shared
         for stored in self.sections(owner, "channel"):
             if parse_section_name(stored.key.name) == (side, channel):
                 section = decode_section(stored.data, name=stored.key.name)
-                return section.elements, shared, memoryview(section.inline)
-        return [], shared, memoryview(b"")
+                return CapturedPart(side, section.elements, files, memoryview(section.inline))
+        return CapturedPart(side, [], files, memoryview(b""))
 
     def shared(self, file: SharedFile) -> memoryview:
         if file.path not in self._shared:
@@ -152,7 +248,7 @@ class _Files:
 
 
 class _Restoring:
-    def __init__(self, files: _Files, plan: JobPlan, slot: SlotIndex, captured_rows: CapturedRows) -> None:
+    def __init__(self, files: StoredFiles, plan: JobPlan, slot: SlotIndex, captured_rows: CapturedRows) -> None:
         self._files = files
         self._dropped = DroppedRows() if captured_rows is CapturedRows.DROP else None
         self._plan = plan
@@ -196,7 +292,8 @@ class _Restoring:
         task = TaskId(vertex.id, self._slot)
         source_state = None
         if vertex.source is not None:
-            source_state = _source_states(self._files, vertex, self._plan)[self._slot]
+            source_states = _source_states(self._files, vertex, self._plan)
+            source_state = None if source_states is None else source_states[self._slot]
         if self._is_as_it_was(vertex):
             progress = self._progress(task)
             floors = KeyGroupFloors(progress.floors)
@@ -279,7 +376,7 @@ class _Restoring:
     def _split(self, vertex: Vertex, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
         items: dict[tuple[int, str], list[list[bytes]]] = {}
         for stored in self._stored(vertex, "split", subtasks):
-            key = (stored.key.operator, _plain_name(stored))
+            key = (stored.key.operator, plain_name(stored.key))
             items.setdefault(key, []).append(msgspec.msgpack.decode(stored.data, type=list[bytes]))
         for (operator, name), of_subtasks in items.items():
             if self._files.parallelism_of(vertex.id) != parallelism:
@@ -348,45 +445,27 @@ class _Restoring:
 
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
-        channel = stored.channel
-        is_own = self._keeps_channels(edge)
-        expected = int(stored.first)
-        ends: list[tuple[str, TaskId]] = [(RECEIVED, TaskId(edge.receiver, channel.receiver))]
-        if stored.h < stored.n:
-            ends.append((HELD, TaskId(edge.sender, channel.sender)))
-        for side, owner in ends:
-            elements, files, inline = self._files.captured(side, channel, owner)
-            if is_own and self._dropped is None:  # else a checkpoint would refer to rows that are gone
-                self._known += referable(channel, elements, files)
-            for element in elements:
-                try:
-                    data = inline if element.file == INLINE else self._files.shared(files[element.file])
-                    piece = data[element.offset : element.offset + element.length]
-                    sequence, decoded = decode_element(piece, edge.schema, name=f"{side} of {channel}")
-                except Damaged:
-                    if self._dropped is None:
-                        raise
-                    sequence, decoded = element.sequence, self._dropped.unread(edge, element.length)
-                if sequence != expected:
-                    break
-                first_row = stored.row if sequence == stored.first else 0
-                yield sequence, _without_rows(decoded, first_row - element.first_row), first_row
-                expected += 1
-        if expected != stored.n:
-            raise Damaged(
-                f"Channel {channel} should have the elements {stored.first} to {stored.n} in flight, but the "
-                f"checkpoint holds none of number {expected} there: start from another checkpoint."
-            )
+        parts = self._files.captured_parts(stored, ChannelEnds(sender=edge.sender, receiver=edge.receiver))
+        dropped = self._dropped
+        # If rows are dropped, a checkpoint must not come to refer to them.
+        if self._keeps_channels(edge) and dropped is None:
+            for part in parts:
+                self._known += referable(stored.channel, part.elements, part.files)
+        instead = None if dropped is None else lambda element: dropped.unread(edge, element.length)
+        for captured in self._files.captured_elements(stored, parts, edge.schema, instead=instead):
+            yield captured.sequence, captured.element, captured.first_row
 
 
-def _source_states(files: _Files, vertex: Vertex, plan: JobPlan) -> list[bytes]:
-    """One state for each reader of the plan."""
+def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan) -> list[bytes] | None:
+    """One state for each reader of the plan; None if the source has not been read from, as in a written savepoint."""
     assert vertex.source is not None
     stored = [
         bytes(section.data)
         for subtask in range(files.parallelism_of(vertex.id))
         for section in files.sections(TaskId(vertex.id, subtask), "source")
     ]
+    if not stored:
+        return None
     parallelism = plan.parallelism_of(vertex.id)
     if len(stored) == parallelism:
         return stored
@@ -417,11 +496,12 @@ def _open(store: ReadableStore, file: SlotFile) -> StateFile:
 
 
 def _restored(stored: StoredSection) -> RestoredSection:
-    return RestoredSection(_plain_name(stored), stored.key.key_groups, stored.data)
+    return RestoredSection(plain_name(stored.key), stored.key.key_groups, stored.data)
 
 
-def _plain_name(stored: StoredSection) -> str:
-    return stored.key.name.rpartition(PART_MARK)[0]
+def plain_name(key: SectionKey) -> str:
+    """As its operator knows it, which may have several of one name."""
+    return key.name.rpartition(PART_MARK)[0]
 
 
 def _without_rows(element: NumberedElement, done_rows: int) -> NumberedElement:

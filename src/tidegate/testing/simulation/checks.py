@@ -30,7 +30,7 @@ from tidegate.testing.simulation.restored import applied_rules, entries_of
 from tidegate.testing.simulation.topologies import Shape, Topology
 from tidegate.testing.simulation.world import SimStore, SimulationFailed, World
 from tidegate.worker.captured import HELD, RECEIVED
-from tidegate.worker.restoring import _Files, restore_slot
+from tidegate.worker.restoring import ChannelEnds, StoredFiles, restore_slot
 
 
 def check_retained(store: SimStore, plan: JobPlan) -> None:
@@ -50,15 +50,14 @@ def check_retained(store: SimStore, plan: JobPlan) -> None:
 
 def _check_captured(store: Store, manifest: Manifest, plan: JobPlan) -> None:
     """Of each channel the receiver has stored what lies below the cut, the sender the rest: no more and no less."""
-    files = _Files(store, manifest)
+    files = StoredFiles(store, manifest)
     edges = {edge.id: edge for edge in plan.edges}
     for stored in manifest.channels:
         channel, edge = stored.channel, edges[stored.channel.edge]
-        for side, owner, first, before in (
-            (RECEIVED, TaskId(edge.receiver, channel.receiver), stored.first, stored.h),
-            (HELD, TaskId(edge.sender, channel.sender), stored.h, stored.n),
-        ):
-            found = [element.sequence for element in files.captured(side, channel, owner)[0]]
+        ends = ChannelEnds(sender=edge.sender, receiver=edge.receiver)
+        parts = {part.side: part.elements for part in files.captured_parts(stored, ends)}
+        for side, first, before in ((RECEIVED, stored.first, stored.h), (HELD, stored.h, stored.n)):
+            found = [element.sequence for element in parts.get(side, [])]
             if found != list(range(first, before)):
                 raise SimulationFailed(
                     f"checkpoint {manifest.checkpoint} holds {found} of {channel} as {side}, not [{first}, {before})"

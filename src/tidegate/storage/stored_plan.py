@@ -1,0 +1,96 @@
+"""What a checkpoint says of the plan that it was taken from, for readers who do not have that plan.
+
+Owns how it is stored in the manifest. A job that is restored never reads it.
+"""
+
+from base64 import b64decode, b64encode
+from typing import Literal, NewType, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+# An Arrow schema, as Arrow serializes it, in base64.
+EncodedSchema = NewType("EncodedSchema", str)
+
+UserStateShape: TypeAlias = Literal["value", "list", "map", "broadcast"]
+
+
+class UserState(msgspec.Struct, frozen=True, tag="user"):
+    """A state that user code opened; `subkeys`: of the keys of a map."""
+
+    name: str
+    shape: UserStateShape
+    values: EncodedSchema
+    subkeys: EncodedSchema | None = None
+    has_ttl: bool = False
+
+
+class StoredRows(msgspec.Struct, frozen=True, tag="rows"):
+    """Rows that an operator keeps in sections of this name, with readable names for their columns."""
+
+    name: str
+    section: str
+    columns: EncodedSchema
+
+
+class StoredCall(msgspec.Struct, frozen=True):
+    """A call of an aggregation. The first of `types` is its running value, by a readable name, the others arguments."""
+
+    function: str
+    types: EncodedSchema
+
+
+class StoredGroups(msgspec.Struct, frozen=True, tag="groups"):
+    """Groups of an aggregation; `seen`: a list of the distinct values that each has seen, per DISTINCT."""
+
+    name: str
+    section: str
+    keys: EncodedSchema
+    calls: list[StoredCall]
+    seen: EncodedSchema
+
+
+StoredState: TypeAlias = UserState | StoredRows | StoredGroups
+
+
+class StoredOperator(msgspec.Struct, frozen=True):
+    """One that keeps state: `position` is its place in the chain of its vertex, `keys` what its state is keyed by.
+
+    `has_zoned_keys`: instants among the keys are stored as such, not as times without a zone.
+    """
+
+    vertex: int
+    position: int
+    name: str
+    keys: EncodedSchema
+    states: list[StoredState]
+    has_timers: bool = False
+    has_zoned_keys: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"v{self.vertex}.op{self.position}"
+
+
+class StoredEdge(msgspec.Struct, frozen=True):
+    id: int
+    sender: int
+    receiver: int
+    kind: str
+    schema: EncodedSchema
+
+
+class StoredPlan(msgspec.Struct, frozen=True):
+    """`vertices`: their names, by their ids."""
+
+    vertices: list[str]
+    operators: list[StoredOperator]
+    edges: list[StoredEdge]
+
+
+def encode_schema(schema: pa.Schema) -> EncodedSchema:
+    return EncodedSchema(b64encode(schema.serialize()).decode("ascii"))
+
+
+def decode_schema(encoded: EncodedSchema) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(b64decode(encoded)))

@@ -1,0 +1,271 @@
+"""State that did not come out of a running task: entries made of rows, and the state files that hold them.
+
+Writes what a restore reads: entries are encoded as user code's states encode them, sections as the heap backend does.
+What is taken over from another checkpoint is read and checked as a restore does it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from tidegate.model.errors import OptionError
+from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
+from tidegate.operators.processor_handle import TIMER_STATES, StateKind, stored_name
+from tidegate.operators.state_handles import encode_position
+from tidegate.operators.user_rows import RowsByKey
+from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.state.codec import encode_key, encode_value
+from tidegate.state.heap import HeapBackend, is_keyed_section, section_name
+from tidegate.state.subkeys import entry_key, entry_parts
+from tidegate.state.timers import decode_timer
+from tidegate.state.ttl import TTL_SUFFIX, with_expiry
+from tidegate.storage import layout
+from tidegate.storage.manifests import SlotFile
+from tidegate.storage.state_file import SectionKey, StateFileWriter, sum_of
+from tidegate.storage.store import Store
+from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema
+from tidegate.worker.reading import chunks, entries_in_files, key_columns, keyed_entries
+from tidegate.worker.restoring import StoredFiles, plain_name
+from tidegate.worker.snapshotting import PART_MARK
+from tidegate.worker.stored_task import StoredTask, encode_task
+
+_KINDS = {"value": StateKind.VALUE, "list": StateKind.LIST, "map": StateKind.MAP}
+
+
+class StateEntry(NamedTuple):
+    """Of one keyed state: `operator` is its place among the plan's operators, `name` the one it is stored under."""
+
+    operator: int
+    name: str
+    key_group: int
+    key: bytes
+    value: bytes
+
+
+# -- rows to entries
+
+
+@dataclass(frozen=True, slots=True)
+class RowEncoder:
+    """Rows of a state table, by the columns of its schema: keys, place or key below them, values, expiration."""
+
+    operator: StoredOperator
+    number: int
+    state: UserState
+    max_parallelism: int
+
+    @property
+    def name(self) -> str:
+        return stored_state_name(self.state)
+
+    def entries(self, rows: pa.RecordBatch) -> Iterator[StateEntry]:
+        keys = decode_schema(self.operator.keys)
+        columns = [_storable(column) for column in rows.columns[len(keys) :]]
+        for key_group, key, numbers in self._by_key(rows, keys):
+            encoded_key = encode_key(key, state=self.state.name)
+            for (number,) in numbers:
+                fields = [column[number] for column in columns]
+                yield self._entry(key_group, key, encoded_key, fields)
+
+    def _entry(self, key_group: int, key: tuple[Any, ...], encoded_key: bytes, fields: list[Any]) -> StateEntry:
+        expiry_us = fields.pop() if self.state.has_ttl else None
+        if self.state.has_ttl and expiry_us is None:
+            raise OptionError(f"State {self.state.name!r} has a TTL, but the row of key {key!r} has no expiration.")
+        match self.state.shape:
+            case "list":
+                index = fields.pop(0)
+                if index is None or index < 0:
+                    raise OptionError(f"Key {key!r} has an element of list state {self.state.name!r} without an index.")
+                encoded_key = entry_key(encoded_key, encode_position(index))
+            case "map":
+                assert self.state.subkeys is not None
+                count = len(decode_schema(self.state.subkeys))
+                subkey, fields = tuple(fields[:count]), fields[count:]
+                encoded_key = entry_key(encoded_key, encode_key(subkey, state=self.state.name))
+            case _:
+                pass
+        value = encode_value(fields, state=self.state.name)
+        stored = value if expiry_us is None else with_expiry(value, expiry_us // 1000)
+        return StateEntry(self.number, self.name, key_group, encoded_key, stored)
+
+    def _by_key(self, rows: pa.RecordBatch, keys: pa.Schema) -> Iterator[tuple[int, tuple[Any, ...], Iterable[Any]]]:
+        """As the operator itself takes its rows apart, with their numbers in place of values."""
+        fitted = [column.cast(field.type) for column, field in zip(rows.columns[: len(keys)], keys, strict=True)]
+        numbers = pa.array(range(rows.num_rows), pa.int64())
+        schema = pa.schema([*keys, pa.field("number", pa.int64())])
+        numbered = pa.RecordBatch.from_arrays([*fitted, numbers], schema=schema)
+        zone = "UTC" if self.operator.has_zoned_keys else None
+        return RowsByKey(schema, len(keys), time_zone=zone).of(numbered, max_parallelism=self.max_parallelism)
+
+
+def stored_state_name(state: UserState) -> str:
+    # Any TTL will do: the name only says that there is one.
+    return stored_name(state.name, 1 if state.has_ttl else None, _KINDS[state.shape])
+
+
+def _storable(column: pa.Array) -> list[Any]:
+    """Values as user state keeps them: times as numbers, structs and entries of maps as lists."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", column.type.tz))
+    kind = column.type
+    return [_plain(value, kind) for value in column.cast(_numbers_for_times(kind)).to_pylist()]
+
+
+def _numbers_for_times(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_numbers_for_times(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_numbers_for_times(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_numbers_for_times(kind.key_type), _numbers_for_times(kind.item_type))
+    return kind
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return [_plain(value[field.name], field.type) for field in kind]
+    if pa.types.is_list(kind):
+        return [_plain(item, kind.value_type) for item in value]
+    if pa.types.is_map(kind):
+        return [[_plain(key, kind.key_type), _plain(item, kind.item_type)] for key, item in value]
+    return value
+
+
+# -- entries of another checkpoint
+
+
+def regrouped_entries(
+    files: StoredFiles, plan: StoredPlan, slot: int, *, max_parallelism: int, without: tuple[int, str]
+) -> Iterator[StateEntry]:
+    """All keyed user state of a slot but one, by other key groups."""
+    for number, operator in enumerate(plan.operators):
+        if slot >= files.parallelism_of(VertexId(operator.vertex)):
+            continue
+        for name in _keyed_names(operator):
+            if (number, name) == without:
+                continue
+            for entries in chunks(keyed_entries(files, operator, name, slot)):
+                columns = key_columns([_owner(key, name) for _, key, _ in entries], operator)
+                owners = pa.RecordBatch.from_arrays(columns, names=decode_schema(operator.keys).names)
+                key_groups = key_group_of(hash_rows(owners, len(columns)), max_parallelism).tolist()
+                for (_, key, value), key_group in zip(entries, key_groups, strict=True):
+                    yield StateEntry(number, name, key_group, key, value)
+
+
+def _keyed_names(operator: StoredOperator) -> list[str]:
+    states = [state for state in operator.states if isinstance(state, UserState) and state.shape != "broadcast"]
+    return [*map(stored_state_name, states), *(TIMER_STATES.values() if operator.has_timers else ())]
+
+
+def _owner(key: bytes, name: str) -> bytes:
+    """The key that an entry belongs to."""
+    if name in TIMER_STATES.values():
+        return decode_timer(key)[1]
+    is_below = name.removesuffix(TTL_SUFFIX).endswith((StateKind.LIST.value, StateKind.MAP.value))
+    return entry_parts(key)[0] if is_below else key
+
+
+# -- state files
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContent:
+    """What a slot's file is to hold. `base`: what it takes over; None for tasks that start anew.
+
+    `replaced`: the keyed states, by operator and stored name, of which only `entries` count; None for all of them.
+    """
+
+    plan: StoredPlan
+    vertex_parallelism: Sequence[int]
+    max_parallelism: int
+    base: StoredFiles | None
+    replaced: frozenset[tuple[int, str]] | None
+
+
+def write_slot(
+    content: SlotContent, slot: SlotIndex, entries: Iterable[StateEntry], store: Store, *, token: str
+) -> SlotFile:
+    """`token` makes the file's name: of several attempts only one is in the manifest."""
+    writer = StateFileWriter()
+    if content.base is None:
+        for vertex, parallelism in enumerate(content.vertex_parallelism):
+            if slot < parallelism:
+                writer.add(
+                    SectionKey(TaskId(VertexId(vertex), slot), -1, "task", "progress"), encode_task(StoredTask())
+                )
+        shared = []
+    else:
+        _copy_sections(content, content.base, slot, writer)
+        shared = content.base.copy_captured(slot, store)
+    backends: dict[int, HeapBackend] = {}
+    for entry in _all_entries(content, slot, entries):
+        operator = content.plan.operators[entry.operator]
+        backend = backends.get(entry.operator)
+        if backend is None:
+            parallelism = content.vertex_parallelism[operator.vertex]
+            own = range_of(slot, parallelism=parallelism, max_parallelism=content.max_parallelism)
+            backend = backends[entry.operator] = HeapBackend(own)
+        state = backend.keyed(entry.name)
+        if state.get(entry.key_group, entry.key) is not None:
+            raise OptionError(
+                f"Two rows have the same place in state {entry.name!r} of operator {operator.id}: "
+                f"give each key, list index or map key once."
+            )
+        state.put(entry.key_group, entry.key, entry.value)
+    for number, backend in backends.items():
+        operator = content.plan.operators[number]
+        for part, section in enumerate(backend.snapshot()):
+            name = f"{section.name}{PART_MARK}written-{part}"
+            key = SectionKey(
+                TaskId(VertexId(operator.vertex), slot), operator.position, "state", name, section.key_groups
+            )
+            writer.add(key, *section.pieces())
+    pieces = writer.finish()
+    file = sum_of(pieces)
+    path = layout.written_state_file(slot, token)
+    store.put(path, pieces)
+    return SlotFile(slot, path, file.length_bytes, file.crc32, shared)
+
+
+def _copy_sections(content: SlotContent, base: StoredFiles, slot: SlotIndex, writer: StateFileWriter) -> None:
+    numbers = {(operator.vertex, operator.position): number for number, operator in enumerate(content.plan.operators)}
+    for stored in base.all_sections(slot):
+        key = stored.key
+        if key.kind == "files":
+            continue  # its entries are written as those of the heap
+        if key.kind == "state" and is_keyed_section(plain_name(key)):
+            number = numbers.get((key.task.vertex, key.operator))
+            replaced = content.replaced
+            if replaced is None or any(
+                number == which and plain_name(key) == section_name(name) for which, name in replaced
+            ):
+                continue
+        writer.add(key, stored.data)
+
+
+def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateEntry]) -> Iterator[StateEntry]:
+    yield from entries
+    if content.base is None or content.replaced is None:
+        return
+    for number, operator in enumerate(content.plan.operators):
+        if slot < content.base.parallelism_of(VertexId(operator.vertex)):
+            for name, key_group, key, value in entries_in_files(content.base, operator, slot):
+                if (number, name) not in content.replaced:
+                    yield StateEntry(number, name, key_group, key, value)
+
+
+def encode_slot_file(file: SlotFile) -> str:
+    return msgspec.json.encode(file).decode()
+
+
+def decode_slot_file(text: str) -> SlotFile:
+    return msgspec.json.decode(text, type=SlotFile)

@@ -1,0 +1,160 @@
+"""`spark.read.format("tidegate")`: what a query keeps as DataFrames, without any registration, and the way back."""
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+import tidegate as tg
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "k string, ts timestamp, v long"
+DAY = dt.date(2026, 11, 16)
+TOTALS = [("0", 18, 4.5), ("1", 12, 3.0), ("2", 15, 3.75)]
+
+
+class Keeping(StatefulProcessor):
+    """A value, a list and a map of each key, and a timer far ahead."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "total long, mean decimal(10,2)")
+        self.seen = handle.getListState("seen", "v long, at timestamp", ttlDurationMs=3_600_000)
+        self.days = handle.getMapState("days", "digit int", "day date, what struct<n:long,tags:array<string>>")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            total = (self.total.get() or (0,))[0] + row.v
+            self.total.update((total, Decimal(total) / 4))
+            self.seen.appendValue((row.v, row.ts))
+            self.days.updateValue((row.v % 2,), (DAY, (row.v, ["x"])))
+            yield Row(k=key[0], total=total)
+        self.handle.registerTimer(4_000_000_000_000)
+
+    def close(self) -> None:
+        return
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    """Of the keys 0 to 2, the values 1 to 9, a second each."""
+    rows = spark.range(1, 10, 1, 1).select(
+        (F.col("id") % 3).cast("string").alias("k"), F.timestamp_seconds("id").alias("ts"), F.col("id").alias("v")
+    )
+    rows.write.parquet(str(folder))
+    return spark.readStream.schema(SCHEMA).parquet(str(folder))
+
+
+def run(df: DataFrame, location: Path, *, mode: str = "append", **options: Any) -> None:
+    writer = tg.writeStream(df).format("noop").outputMode(mode).option("checkpointLocation", str(location))
+    query = writer.option("parallelism", 2).options(**options).trigger(availableNow=True).start()
+    assert query.awaitTermination(90)
+
+
+def table(spark: SparkSession, path: Path, name: str, **options: str) -> DataFrame:
+    return spark.read.format("tidegate").option("table", name).options(**options).load(str(path))
+
+
+def test_states_of_a_processor_and_its_timers_are_dataframes(spark: SparkSession, tmp_path: Path) -> None:
+    kept = stream(spark, tmp_path / "in").groupBy("k").transformWithState(
+        Keeping(), "k string, total long", "append", "processingTime"
+    )  # fmt: skip
+    location = tmp_path / "chk"
+    run(kept, location)
+    totals = table(spark, location, "state", state="total")
+    assert totals.dtypes == [
+        ("k", "string"), ("total", "bigint"), ("mean", "decimal(10,2)"), ("key_group", "int"), ("subtask", "int"),
+    ]  # fmt: skip
+    assert totals.rdd.getNumPartitions() == 2
+    assert sorted(totals.select("k", "total", F.col("mean").cast("double")).collect()) == TOTALS
+    seen = table(spark, location, "state", state="seen")
+    at = F.col("at").cast("long")
+    assert sorted(seen.where("k = '1'").select("index", "v", at).collect()) == [(0, 1, 1), (1, 4, 4), (2, 7, 7)]
+    assert seen.where("expiration < current_timestamp()").count() == 0
+    days = table(spark, location, "state", state="days").where("k = '2'").orderBy("digit")
+    assert days.select("digit", "day", "what.n", "what.tags").collect() == [(0, DAY, 8, ["x"]), (1, DAY, 5, ["x"])]
+    timers = table(spark, location, "timers", operator="TransformWithState")
+    assert sorted(timers.select("k", F.col("time").cast("long")).collect()) == [
+        (k, 4_000_000_000) for k in ("0", "1", "2")
+    ]  # fmt: skip
+
+
+def test_a_savepoint_is_written_from_rows_and_edited_and_a_query_goes_on_from_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """First for a query that has not run, then by editing what it keeps in RocksDB, with other key groups."""
+    kept = stream(spark, tmp_path / "in").groupBy("k").transformWithState(
+        Keeping(), "k string, total long", "append", "processingTime"
+    )  # fmt: skip
+    known = spark.createDataFrame([("1", 1_000, None), ("9", 9, None)], "k string, total long, mean decimal(10,2)")
+    query = tg.writeStream(kept).format("noop").option("parallelism", 2)
+    first = tg.savepoints.from_dataframe(known, path=tmp_path / "first", state="total", query=query)
+    run(kept, tmp_path / "one", **{"restore.from": first, "state.backend": "rocksdb"})
+    totals = table(spark, tmp_path / "one", "state", state="total")
+    assert sorted(totals.select("k", "total").collect()) == [("0", 18), ("1", 1_012), ("2", 15), ("9", 9)]
+    second = tg.savepoints.from_dataframe(
+        totals.where("k != '2'").withColumn("total", F.col("total") * 10),
+        path=tmp_path / "second",
+        state="total",
+        based_on=tmp_path / "one",
+        max_parallelism=32,
+    )
+    assert table(spark, Path(second), "state", state="seen").count() == 9
+    stream(spark, tmp_path / "more")
+    for file in (tmp_path / "more").glob("*.parquet"):
+        file.rename(tmp_path / "in" / f"more-{file.name}")
+    run(kept, tmp_path / "two", maxParallelism=32, **{"restore.from": second})
+    after = table(spark, tmp_path / "two", "state", state="total").select("k", "total", "key_group")
+    assert sorted(row[:2] for row in after.collect()) == [("0", 198), ("1", 10_132), ("2", 15), ("9", 90)]
+    assert after.where("key_group >= 32").count() == 0
+    with pytest.raises(tg.UserError, match="column 'total' of the DataFrame is string, so cast it"):
+        wrong = known.withColumn("total", F.col("total").cast("string"))
+        tg.savepoints.from_dataframe(wrong, path=tmp_path / "third", state="total", query=query)
+    with pytest.raises(tg.UserError, match="Say what the savepoint is for"):
+        tg.savepoints.from_dataframe(known, path=tmp_path / "third", state="total")
+    assert not (tmp_path / "third").exists()
+
+
+def test_groups_sessions_keys_and_joined_rows_are_dataframes(spark: SparkSession, tmp_path: Path) -> None:
+    rows = stream(spark, tmp_path / "in").withWatermark("ts", "1 hour")
+    sessions = rows.groupBy(F.session_window("ts", "10 seconds").alias("session"), "k").agg(
+        F.sum("v").alias("total"), F.max("ts").alias("last"), F.avg("v").alias("mean")
+    )
+    run(sessions, tmp_path / "sessions")
+    groups = table(spark, tmp_path / "sessions", "state")
+    found = groups.select("k", "total", F.col("last").cast("long"), "mean", F.col("session.start").cast("long"))
+    assert sorted(found.collect()) == [("0", 18, 9, 6.0, 3), ("1", 12, 7, 4.0, 1), ("2", 15, 8, 5.0, 2)]
+    run(rows.dropDuplicatesWithinWatermark(["k"]), tmp_path / "once")
+    keys = table(spark, tmp_path / "once", "state").select("k", F.col("forgotten_at").cast("long"))
+    assert sorted(keys.collect()) == [("0", 3_603), ("1", 3_601), ("2", 3_602)]
+    other = rows.select(F.col("k").alias("k2"), F.col("ts").alias("ts2"), F.col("v").alias("v2"))
+    near = F.expr("k = k2 and ts2 between ts and ts + interval 1 second")
+    run(rows.join(other, near), tmp_path / "join")
+    left = table(spark, tmp_path / "join", "state", state="left")
+    assert sorted(row.v for row in left.collect()) == list(range(1, 10))
+    assert {"k", "ts", "has_partner", "key_group", "subtask"} <= set(left.columns)
+
+
+def test_checkpoints_tasks_and_refusals(spark: SparkSession, tmp_path: Path) -> None:
+    location = tmp_path / "chk"
+    run(stream(spark, tmp_path / "in").groupBy("k").count(), location, mode="update")
+    (checkpoint,) = table(spark, location, "checkpoints").where("status = 'completed'").limit(1).collect()
+    tasks = table(spark, location, "tasks", checkpoint=str(checkpoint.id))
+    assert tasks.where("name like 'Aggregate%'").count() == 2
+    assert table(spark, Path(checkpoint.path), "tasks").count() == tasks.count()
+    assert table(spark, location, "inflight").count() == 0
+    with pytest.raises(AnalysisException, match="'state' is 'none', but operator v1.op0 .* has groups: use one"):
+        table(spark, location, "state", state="none")
+    files = list(Path(checkpoint.path).glob("*.state"))
+    groups = table(spark, location, "state")
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(PySparkException, match=r"State file checkpoints/.*\.state is damaged"):
+        groups.collect()

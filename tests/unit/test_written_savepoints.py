@@ -1,0 +1,316 @@
+"""A savepoint written from rows: what a restored operator finds, what is taken over, what is refused."""
+
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.stored_checkpoint import Captured, StoredJob, plan_of
+from tests.unit.test_checkpoint_tables import (
+    INPUT,
+    STATES,
+    process,
+    rows_of,
+    stateful,
+    stored_states,
+)
+from tidegate.coordinator.checkpoint_tables import find_checkpoint
+from tidegate.coordinator.written_savepoints import WrittenSavepoint, new_savepoint, rewritten_savepoint
+from tidegate.model.elements import Batch
+from tidegate.model.errors import IncompatibleCheckpoint, OptionError, StorageFailure
+from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, SlotIndex, TaskId, range_of
+from tidegate.operators.build import build_operator
+from tidegate.operators.contract import ProcessorHandle, TaskContext, Times
+from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.plan.nodes import DeclaredState, StateShape, TimeMode
+from tidegate.plan.physical import DeduplicateSpec, JobPlan, TransformWithStateSpec
+from tidegate.storage.store import LocalFiles
+from tidegate.testing.manual_clock import ManualClock
+from tidegate.worker.restoring import restore_slot
+from tidegate.worker.state_backends import StateBackends, open_backends
+
+DETAILS = {"at": dt.date(1971, 1, 1), "tags": [("x", 7), ("y", None)]}
+SECOND = dt.timedelta(seconds=1)
+START = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture(params=["heap", "rocksdb"])
+def backends(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StateBackends]:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    made = open_backends(request.param)
+    yield made
+    made.close()
+
+
+def job_plan(parallelism: int = 2) -> JobPlan:
+    return plan_of(stateful(), schema=INPUT, parallelism=parallelism)
+
+
+def new(folder: Path, state: str = "count", *, parallelism: int = 2) -> WrittenSavepoint:
+    return new_savepoint(str(folder), job_plan(parallelism), ["as it is"], operator=None, state=state, now_ms=5)
+
+
+def write(target: WrittenSavepoint, *rows: tuple[Any, ...]) -> str:
+    """As Spark's job does it, without Spark: rows are encoded, go to their slots, and are stored there."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(target.columns)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, target.columns, strict=True)]
+    entries = list(target.encoder().entries(pa.RecordBatch.from_arrays(arrays, schema=target.columns)))
+    for slot in range(target.slots):
+        entries += target.taken_over(slot)
+    files = []
+    for slot in range(target.slots):
+        own = [
+            entry
+            for entry in entries
+            if entry.key_group
+            in range_of(
+                slot,
+                parallelism=target.subtasks_of(entry.operator),
+                max_parallelism=target.manifest.max_parallelism,
+            )
+        ]
+        files.append(target.write_slot(slot, own, token=f"try{slot}"))
+    target.finish(files)
+    return target.path
+
+
+class Looking:
+    """Tells what each key finds in its states."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def init(self, handle: ProcessorHandle) -> None:
+        self.handle = handle
+        self.count = handle.value_state("count", ("n", "k"))
+        self.seen = handle.list_state("seen", ("at",), ttl_ms=5_000)
+        self.by = handle.map_state("by", ("digit",), ("d",))
+
+    def handle_rows(self, key: tuple[Any, ...], rows: Iterable[Any], times: Times) -> Iterable[Any]:
+        states = (self.count.get(), list(self.seen.get()), dict(self.by.items()), self.handle.timers())
+        self.found[key[0]] = states
+        return ()
+
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[Any]:
+        return ()
+
+    def close(self) -> None:
+        return
+
+
+def found_by(
+    path: str, keys: str, plan: JobPlan, backends: StateBackends, spec: TransformWithStateSpec | None = None
+) -> dict[str, Any]:
+    """What a query that starts from it finds at these keys, in whichever slot they are."""
+    looking = Looking()
+    batch = pa.record_batch([pa.array(list(keys)), pa.array([0] * len(keys), pa.int64())], schema=INPUT)
+    key_groups = key_group_of(hash_rows(batch, 1), plan.max_parallelism).tolist()
+    for slot in range(plan.parallelism):
+        restored = restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(slot))
+        own = range_of(slot, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism)
+        task = TaskId(plan.vertices[1].id, slot)
+        code: Any = type("Code", (), {"processor": lambda self, command, **names: looking})()
+        operator = build_operator(spec or stateful())
+        context = TaskContext(
+            task, plan.parallelism, plan.max_parallelism, own, ManualClock(), code, lambda own=own: backends.open(own)
+        )
+        operator.open(context, restored.tasks[task].sections.get(0, []))
+        process(operator, batch.filter(pa.array([key_group in own for key_group in key_groups])))
+    return looking.found
+
+
+# -- a new one
+
+
+def test_a_query_that_starts_from_written_values_finds_them(tmp_path: Path, backends: StateBackends) -> None:
+    path = write(new(tmp_path / "new"), ("a", 5, Decimal("1.25")), ("b", None, None))
+    found = found_by(path, "abc", job_plan(), backends)
+    assert [found[key][0] for key in "abc"] == [(5, Decimal("1.25")), (None, None), None]
+
+
+def test_lists_keep_the_order_of_their_index_and_their_expiration(tmp_path: Path, backends: StateBackends) -> None:
+    now = dt.datetime.fromtimestamp(ManualClock().wall_ms() / 1000, dt.UTC)
+    rows = [("a", 7, START + 2 * SECOND, now + SECOND), ("a", 3, START + SECOND, now + SECOND), ("a", 9, START, now)]
+    path = write(new(tmp_path / "new", "seen"), *rows)
+    # The last one has expired.
+    assert found_by(path, "a", job_plan(), backends)["a"][1] == [(1_000_000,), (2_000_000,)]
+
+
+def test_maps_and_nested_values_are_stored_as_user_code_stores_them(tmp_path: Path, backends: StateBackends) -> None:
+    path = write(new(tmp_path / "new", "by"), ("a", 3, DETAILS), ("a", 4, None))
+    entries = found_by(path, "a", job_plan(), backends)["a"][2]
+    assert entries == {(3,): ([365, [["x", 7], ["y", None]]],), (4,): (None,)}
+
+
+@pytest.mark.parametrize("time_zone", [None, "Europe/Berlin"])
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.decimal128(9, 3)])
+def test_keys_of_every_kind_are_found_by_the_rows_of_the_stream(
+    tmp_path: Path, kind: pa.DataType, time_zone: str | None
+) -> None:
+    columns = pa.schema([("t", kind), ("v", pa.int64())])
+    spec = TransformWithStateSpec(1, b"", columns, columns, TimeMode.PROCESSING_TIME, None, time_zone, states=STATES)
+    plan = plan_of(spec, schema=columns)
+    key = pa.array([86_400_000_000], pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else None
+    key = pa.array([1 if pa.types.is_date(kind) else Decimal("10.000")], kind) if key is None else key
+    target = new_savepoint(str(tmp_path), plan, [], operator=None, state="count", now_ms=5)
+    write(target, (key[0].as_py(), 5, None))
+    looking = Looking()
+    code: Any = type("Code", (), {"processor": lambda self, command, **names: looking})()
+    restored = restore_slot(LocalFiles(tmp_path), "manifest.json", plan, SlotIndex(0))
+    task = TaskId(plan.vertices[1].id, 0)
+    operator = build_operator(spec)
+    backends = open_backends("heap")
+    own = KeyGroupRange(0, 128)
+    context = TaskContext(task, 1, 128, own, ManualClock(), code, lambda: backends.open(own))
+    operator.open(context, restored.tasks[task].sections[0])
+    process(operator, pa.RecordBatch.from_arrays([key, pa.array([0], pa.int64())], schema=columns))
+    assert [found[0] for found in looking.found.values()] == [(5, None)]
+    (row,) = rows_of(path=str(tmp_path), table="state", state="count")
+    assert row["t"] == key[0].as_py()
+
+
+def test_what_was_written_reads_as_it_was_given(tmp_path: Path) -> None:
+    path = write(new(tmp_path / "new", "by"), ("a", 3, DETAILS), ("f", 4, None))
+    rows = rows_of(path=path, table="state", state="by")
+    assert sorted((row["k"], row["digit"], row["d"]) for row in rows) == [("a", 3, DETAILS), ("f", 4, None)]
+
+
+def test_sources_and_rows_in_flight_begin_anew(tmp_path: Path) -> None:
+    path = write(new(tmp_path / "new"))
+    for slot in range(2):
+        restored = restore_slot(LocalFiles(Path(path)), "manifest.json", job_plan(), SlotIndex(slot))
+        assert all(task.source_state is None for task in restored.tasks.values())
+        assert all(channel.elements == () for channel in restored.recovered.values())
+        assert len(restored.recovered) == len(restored.next_sequences) == 2
+
+
+# -- another one with other rows
+
+
+def test_rows_of_one_state_are_replaced_and_all_others_stay(tmp_path: Path, backends: StateBackends) -> None:
+    old = find_checkpoint(stored_states(tmp_path / "old", backends))
+    target = rewritten_savepoint(
+        str(tmp_path / "new"), old, operator=None, state="count", max_parallelism=None, now_ms=5
+    )
+    path = write(target, ("b", 70, None), ("new", 80, None))
+    found = found_by(path, "abf", job_plan(), backends)
+    assert [found[key][0] for key in "abf"] == [None, (70, None), None]
+    assert found["a"][1:] == ([(11_000_000,)], {(1,): ([365, [["x", 11], ["y", None]]],)}, [11_000])
+    assert len(rows_of(path=path, table="state", state="count")) == 2
+
+
+@pytest.mark.parametrize("max_parallelism", [16, 1024])
+def test_every_state_and_timer_gets_the_key_groups_of_another_max_parallelism(
+    tmp_path: Path, backends: StateBackends, max_parallelism: int
+) -> None:
+    old = find_checkpoint(stored_states(tmp_path / "old", backends))
+    target = rewritten_savepoint(
+        str(tmp_path / "new"), old, operator=None, state="count", max_parallelism=max_parallelism, now_ms=5
+    )
+    path = write(target, *[(key, 1, None) for key in "abcdef"])
+    plan = JobPlan(job_plan().vertices, job_plan().edges, 2, max_parallelism)
+    found = found_by(path, "abcdef", plan, backends)
+    for n, key in enumerate("abcdef", 11):
+        value, elements, entries, timers = found[key]
+        assert value == (1, None)
+        assert elements == [(n * 1_000_000,)]
+        assert list(entries) == [(n % 10,)]
+        assert timers == [n * 1_000]
+
+
+def test_rows_in_flight_are_taken_over(tmp_path: Path) -> None:
+    plan = job_plan()
+    some = in_flight_of(plan, tmp_path / "old")
+    target = rewritten_savepoint(
+        str(tmp_path / "new"), find_checkpoint(some), operator=None, state="count", max_parallelism=None, now_ms=5
+    )
+    path = write(target, ("a", 1, None))
+    assert rows_of(path=path, table="inflight") == rows_of(path=some, table="inflight") != []
+    (tmp_path / "old").rename(tmp_path / "gone")
+    assert restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(1)).recovered_bytes > 0
+
+
+def in_flight_of(plan: JobPlan, folder: Path) -> str:
+    folder.mkdir()
+    rows = pa.record_batch([pa.array(["a"]), pa.array([1], pa.int64())], schema=INPUT)
+    ends = {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 0}
+    channels = {
+        ChannelId(EdgeId(0), sender, receiver): Captured((Batch(rows),) * 2 if held else (), held=held)
+        for (sender, receiver), held in ends.items()
+    }
+    StoredJob(plan, channels=channels).write(LocalFiles(folder))
+    return str(folder)
+
+
+# -- what is refused
+
+
+def test_a_key_or_a_place_below_it_can_be_given_once_only(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="Two rows have the same place in state 'count' of operator v1.op0"):
+        write(new(tmp_path / "values"), ("a", 1, None), ("a", 2, None))
+    now = START + SECOND
+    with pytest.raises(OptionError, match="Two rows have the same place"):
+        write(new(tmp_path / "lists", "seen"), ("a", 1, now, now), ("a", 1, now, now))
+
+
+def test_elements_need_an_index_and_states_with_a_ttl_an_expiration(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="without an index"):
+        write(new(tmp_path / "one", "seen"), ("a", None, START, START))
+    with pytest.raises(OptionError, match="has no expiration"):
+        write(new(tmp_path / "two", "seen"), ("a", 0, START, None))
+
+
+def test_a_folder_with_a_savepoint_is_not_written_to(tmp_path: Path) -> None:
+    write(new(tmp_path / "new"), ("a", 1, None))
+    with pytest.raises(OptionError, match="There is a savepoint in .* already"):
+        new(tmp_path / "new")
+
+
+def test_a_savepoint_without_all_its_slots_does_not_come_to_exist(tmp_path: Path) -> None:
+    target = new(tmp_path / "new")
+    with pytest.raises(StorageFailure, match=r"Of the 2 slots .* \[0\] were written"):
+        target.finish([target.write_slot(0, [], token="a")])
+    assert not (tmp_path / "new" / "manifest.json").exists()
+
+
+def test_files_of_attempts_that_failed_are_removed(tmp_path: Path) -> None:
+    target = new(tmp_path / "new")
+    target.write_slot(0, [], token="failed")
+    write(target, ("a", 1, None))
+    assert sorted(file.name for file in (tmp_path / "new").glob("*.state")) == ["0-try0.state", "1-try1.state"]
+
+
+def test_state_of_built_in_operators_is_not_written_from_rows(tmp_path: Path) -> None:
+    plan = plan_of(DeduplicateSpec(1, None, None, INPUT), schema=INPUT)
+    with pytest.raises(OptionError, match="State 'keys' of operator v1.op0 .* cannot be written from rows"):
+        new_savepoint(str(tmp_path), plan, [], operator=None, state=None, now_ms=0)
+    declared = DeclaredState(
+        "rules", StateShape.BROADCAST, pa.schema([("v", pa.int64())]), pa.schema([("k", pa.int64())])
+    )
+    spec = TransformWithStateSpec(1, b"", INPUT, INPUT, states=(declared,))
+    with pytest.raises(OptionError, match="State 'rules' .* cannot be written from rows"):
+        new_savepoint(str(tmp_path), plan_of(spec, schema=INPUT), [], operator=None, state=None, now_ms=0)
+
+
+def test_another_max_parallelism_is_refused_where_rows_are_bound_to_key_groups(tmp_path: Path) -> None:
+    def regroup(path: str, max_parallelism: int = 64) -> None:
+        base = find_checkpoint(path)
+        rewritten_savepoint(
+            str(tmp_path / "x"), base, operator="v1.op0", state="count", max_parallelism=max_parallelism, now_ms=0
+        )
+
+    with pytest.raises(IncompatibleCheckpoint, match="holds rows in flight"):
+        regroup(in_flight_of(job_plan(), tmp_path / "captured"))
+    (tmp_path / "keys").mkdir()
+    both = plan_of(stateful(), DeduplicateSpec(1, None, None, INPUT), schema=INPUT)
+    StoredJob(both).write(LocalFiles(tmp_path / "keys"))
+    with pytest.raises(IncompatibleCheckpoint, match=r"v1.op1 \(Deduplicate\) keeps rows by key group"):
+        regroup(str(tmp_path / "keys"))
+    with pytest.raises(OptionError, match="between 1 and"):
+        regroup(str(tmp_path / "keys"), 0)
