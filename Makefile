@@ -1,6 +1,6 @@
 # The only entry: every other script, and CI, calls these targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint sim same-answers explore bench bench-protocol pack bench-recovery golden docs format lock clean
+.PHONY: help setup demo check test lint sim same-answers explore bench bench-protocol pack bench-recovery golden fixture docs format lock clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
@@ -54,6 +54,9 @@ sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, SEEDS=5
 
 golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 plays so many, PLACE=local there, RESCALED=1 restores at other slots, CASE=... SEED=7 replays one
 	@$(BIN)/python -m tests.golden $(if $(CASE),--case $(CASE)) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(if $(PLACE),--place $(PLACE)) $(if $(RESCALED),--rescaled)
+
+fixture: setup ## Make the checkpoints anew that tests/scenarios/test_upgrades.py restores; only before a release
+	@$(BIN)/python -m tests.fixtures.upgrade_job
 
 same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a fall midway
 	@TIDEGATE_EVERY_PIPELINE_FALLS=1 $(BIN)/python -m pytest -q tests/spark/same_answers

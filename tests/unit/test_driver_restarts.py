@@ -36,7 +36,7 @@ def test_a_slot_that_is_gone_brings_a_new_launch_once_the_old_one_has_exited() -
     job = running(restart=RESTARTS)
     job.lose(SLOTS[1])
     assert job.state == "restarting"
-    assert job.heard(SLOTS[0]) == [Leave("another slot is gone")]
+    assert job.heard(SLOTS[0]) == [Leave("another slot is gone", comes_back=True)]
     job.pass_ms(DELAY_MS)
     job.store_all()
     assert (job.state, len(job.launcher.launches)) == ("restarting", 1)
@@ -149,7 +149,7 @@ def test_slots_that_come_or_go_during_a_restart_are_not_kept_for_it() -> None:
     job.join(SLOTS[0])
     job.lose(SLOTS[0])
     job.join(SLOTS[1])
-    assert job.heard(SLOTS[1]) == [Leave("another slot is gone")]
+    assert job.heard(SLOTS[1]) == [Leave("another slot is gone", comes_back=True)]
 
 
 def test_one_failure_that_two_slots_report_late_is_one_failure() -> None:
@@ -187,7 +187,7 @@ def test_a_slot_that_went_unheard_while_a_generation_was_begun_is_not_replaced_b
     job.store_all()
     job.driver.on_event(SlotGone(SLOTS[1], 1001))
     assert (job.state, len(job.launcher.launches)) == ("restarting", 1)
-    assert set(job.heard(SLOTS[0])) == {Leave("another slot is gone")}
+    assert set(job.heard(SLOTS[0])) == {Leave("another slot is gone", comes_back=True)}
     job.exit(Ended())
     job.pass_ms(DELAY_MS)
     job.store_all()

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tidegate.coordinator.rates import Rates
-from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, RestoreView, TaskView
 from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.statistics import CheckpointStatistics, Owner
@@ -90,6 +90,7 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         ("tidegate_query", "running"): 1,
         ("tidegate_query_generation", ""): 6,
         ("tidegate_query_slots", ""): 2,
+        ("tidegate_query_warnings", ""): 0,
         ("tidegate_checkpoints_triggered_total", ""): 109,
         ("tidegate_checkpoints_completed_total", ""): 100,
         ("tidegate_checkpoints_failed_total", "expired"): 3,
@@ -126,6 +127,27 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         "tidegate_task_watermark_timestamp_seconds": 1_700_000_000,
     }
     assert ("tidegate_task_watermark_timestamp_seconds", "v1.1") not in found
+
+
+def test_rows_that_were_given_up_are_counted_by_edge() -> None:
+    edge = DroppedEdgeView(edge="a => b", rows=3, size_bytes=48, unread_bytes=2)
+    dropped = replace(view(), dropped=DroppedView(checkpoint=17, edges=(edge,)))
+    found = samples(open_metrics("totals", dropped))
+    assert found["tidegate_dropped_inflight_rows_total", ""] == 3
+    assert found["tidegate_dropped_inflight_bytes_total", ""] == 50
+    assert ("tidegate_dropped_inflight_rows_total", "") not in samples(open_metrics("totals", view()))
+
+
+def test_from_where_a_generation_was_restored_is_told() -> None:
+    restore = RestoreView(checkpoint=17, recovered_bytes=1, local_bytes=2, remote_bytes=3, damaged_copies=4)
+    found = samples(open_metrics("totals", replace(view(), restore=restore)))
+    names = ("local_bytes", "remote_bytes", "damaged_copies")
+    assert [found[f"tidegate_restore_{name}", ""] for name in names] == [2, 3, 4]
+
+
+def test_a_warning_and_the_share_of_memory_are_told() -> None:
+    found = samples(open_metrics("totals", replace(view(), warnings=("Beware.",), heap_state_share=0.5)))
+    assert (found["tidegate_query_warnings", ""], found["tidegate_heap_state_ratio", ""]) == (1, 0.5)
 
 
 def test_every_number_says_which_query_it_is_of_and_a_tasks_what_it_does() -> None:

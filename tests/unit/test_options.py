@@ -8,9 +8,10 @@ import pytest
 from tidegate.api.options import QueryOptions, read_options, split_options
 from tidegate.model.errors import OptionError
 from tidegate.protocol.admission import ActiveBackpressure
-from tidegate.protocol.kinds import Guarantee
+from tidegate.protocol.kinds import CheckpointStorage, Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.retention import KeepFor, KeepNumber
+from tidegate.worker.local_copies import LocalRecovery
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT, open_backends
 
 
@@ -103,3 +104,20 @@ def test_state_in_rocksdb_without_its_package_is_refused_on_the_driver_and_on_an
     with pytest.raises(OptionError, match="needs the package rocksdict"):
         open_backends("rocksdb")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_slots_keep_copies_where_that_helps_unless_told_otherwise() -> None:
+    assert read().local_recovery is LocalRecovery.WHERE_IT_HELPS
+    assert read(state_localRecovery="false").local_recovery is LocalRecovery.OFF
+
+
+def test_checkpoints_are_in_files_unless_told_otherwise() -> None:
+    assert read().checkpoint_storage is CheckpointStorage.FILES
+    assert read(checkpoint_storage="driver").checkpoint_storage is CheckpointStorage.DRIVER
+    assert "files, driver" in refusal(checkpoint_storage="jobmanager")
+
+
+def test_a_checkpoint_without_its_rows_in_flight_is_named_by_its_number() -> None:
+    assert read().without_captured_rows is None
+    assert read(checkpoint_recoverWithoutChannelState="17").without_captured_rows == 17
+    assert "write a whole number of at least 1" in refusal(checkpoint_recoverWithoutChannelState="chk-17")

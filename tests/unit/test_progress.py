@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from tidegate.api.progress import progress_of
-from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, RestoreView, TaskView
 from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 
@@ -60,3 +60,37 @@ def test_late_rows_are_summed_up_over_the_tasks_of_a_stateful_step() -> None:
     counts = [replace(task(1), late_rows=rows, state_operator="Aggregate(count(*))") for rows in (3, 4)]
     shown = progress_of(None, job(task(0), *counts))["stateOperators"]
     assert shown == [{"operatorName": "Aggregate(count(*))", "numRowsDroppedByWatermark": 7}]
+
+
+def test_rows_that_were_given_up_are_shown_with_the_edges_they_were_on() -> None:
+    assert "droppedInFlight" not in progress_of(None, job(task(0)))["tidegate"]
+    edges = (
+        DroppedEdgeView(edge="a => b", rows=3, size_bytes=48),
+        DroppedEdgeView(edge="b => c", rows=4, size_bytes=20, unread_bytes=7),
+    )
+    view = replace(job(task(0)), dropped=DroppedView(checkpoint=17, edges=edges))
+    assert progress_of(None, view)["tidegate"]["droppedInFlight"] == {
+        "checkpoint": 17,
+        "rows": 7,
+        "bytes": 68,
+        "edges": [
+            {"edge": "a => b", "rows": 3, "bytes": 48, "unreadBytes": 0},
+            {"edge": "b => c", "rows": 4, "bytes": 20, "unreadBytes": 7},
+        ],
+    }
+
+
+def test_it_says_from_where_the_generation_was_restored() -> None:
+    assert "restore" not in progress_of(None, job(task(0)))["tidegate"]
+    restore = RestoreView(checkpoint=17, recovered_bytes=1, local_bytes=2, remote_bytes=3, damaged_copies=4)
+    assert progress_of(None, replace(job(task(0)), restore=restore))["tidegate"]["restore"] == {
+        "checkpoint": 17,
+        "localBytes": 2,
+        "remoteBytes": 3,
+        "damagedCopies": 4,
+    }
+
+
+def test_warnings_are_shown_once_there_are_any() -> None:
+    assert "warnings" not in progress_of(None, job(task(0)))["tidegate"]
+    assert progress_of(None, replace(job(task(0)), warnings=("Beware.",)))["tidegate"]["warnings"] == ["Beware."]

@@ -47,6 +47,7 @@ from tidegate.plan.physical import (
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.recovery import CapturedRows
 from tidegate.protocol.rescale import connections
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark
 from tidegate.state.contract import Redistribution, Section
@@ -208,8 +209,11 @@ class Job:
             state_bytes=0,
         )
 
-    def restore(self, plan: JobPlan) -> list[SlotRestore]:
-        return [restore_slot(self.store, MANIFEST, plan, SlotIndex(slot)) for slot in range(plan.parallelism)]
+    def restore(self, plan: JobPlan, captured_rows: CapturedRows = CapturedRows.DELIVER) -> list[SlotRestore]:
+        return [
+            restore_slot(self.store, MANIFEST, plan, SlotIndex(slot), captured_rows=captured_rows)
+            for slot in range(plan.parallelism)
+        ]
 
 
 def in_flight(plan: JobPlan) -> dict[ChannelId, Captured]:

@@ -9,14 +9,16 @@ from typing import Any
 from tidegate.connectors.staged_source import IngestMode
 from tidegate.coordinator.compatibility import NotRestored
 from tidegate.model.errors import OptionError
+from tidegate.model.ids import CheckpointId
 from tidegate.model.units import parse_duration_ms, parse_size_bytes
 from tidegate.network.address import parse_ports
 from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.checkpoints import CheckpointSettings
-from tidegate.protocol.kinds import Guarantee
+from tidegate.protocol.kinds import CheckpointStorage, Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from tidegate.protocol.retention import KeepFor, KeepNumber, OnCancel, RestoreMode
+from tidegate.worker.local_copies import LocalRecovery
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT
 
 SESSION_PREFIX = "spark.tidegate."
@@ -204,6 +206,20 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "execution.checkpointing.externalized-checkpoint-retention",
         ),
         OptionSpec(
+            "checkpoint.storage",
+            "files",
+            _choice("files", "driver"),
+            "where slots store their parts of a checkpoint: in files, or in the manifest (driver, at most 5 MiB)",
+            "execution.checkpointing.storage",
+        ),
+        OptionSpec(
+            "checkpoint.recoverWithoutChannelState",
+            None,
+            _count(1),
+            "a checkpoint whose rows in flight are dropped when it is restored: they are lost",
+            "execution.checkpointing.recover-without-channel-state.checkpoint-id",
+        ),
+        OptionSpec(
             "source.activeBackpressure",
             "true",
             _choice("true", "strict", "false"),
@@ -283,6 +299,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             _size,
             "with state.backend rocksdb: bytes of a slot's state that are in memory",
             "state.backend.rocksdb.memory.fixed-per-slot",
+        ),
+        OptionSpec(
+            "state.localRecovery",
+            "true",
+            _choice("true", "false"),
+            "whether slots keep the files of the newest checkpoint on their machines, to restore from them",
+            "execution.checkpointing.local-backup.enabled",
         ),
         OptionSpec(
             "restore.from",
@@ -385,11 +408,14 @@ class QueryOptions:
     ports: str
     state_backend: str
     state_memory_bytes: int
+    local_recovery: LocalRecovery
+    checkpoint_storage: CheckpointStorage
     restore_from: str | None
     rollback: SinkRollback
     not_restored: NotRestored
     restore_mode: RestoreMode
     on_cancel: OnCancel
+    without_captured_rows: CheckpointId | None
     restart: RestartStrategy
     page: PageOptions | None
 
@@ -453,11 +479,14 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         ports=read("network.ports"),
         state_backend=read("state.backend"),
         state_memory_bytes=_positive("state.rocksdb.memory", read),
+        local_recovery=LocalRecovery.WHERE_IT_HELPS if read("state.localRecovery") == "true" else LocalRecovery.OFF,
+        checkpoint_storage=CheckpointStorage(read("checkpoint.storage")),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         not_restored=_not_restored(read("restore.allowNonRestored")),
         restore_mode=RestoreMode(read("restore.mode")),
         on_cancel=OnCancel(read("checkpoint.onCancel")),
+        without_captured_rows=read("checkpoint.recoverWithoutChannelState"),
         restart=_restart(read("restart.strategy"), read("restart.attempts"), read("restart.delay")),
         page=PageOptions(read("ui.host"), read("ui.port")) if read("ui.enabled") == "true" else None,
     )

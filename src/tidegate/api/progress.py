@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tidegate.coordinator.views import CheckpointView, JobView, TaskView
+from tidegate.coordinator.views import CheckpointView, DroppedView, JobView, TaskView
 from tidegate.protocol.statistics import StatisticsView
 from tidegate.spark.ingest import IngestProgress
 
@@ -30,6 +30,17 @@ def progress_of(
         "tasks": [_task(task) for task in view.tasks],
         "tidegate": {"checkpoints": _checkpoints(view.statistics), "tasks": [_metrics(task) for task in view.tasks]},
     }
+    if view.warnings:
+        shown["tidegate"]["warnings"] = list(view.warnings)
+    if (restore := view.restore) is not None:
+        shown["tidegate"]["restore"] = {
+            "checkpoint": restore.checkpoint,
+            "localBytes": restore.local_bytes,
+            "remoteBytes": restore.remote_bytes,
+            "damagedCopies": restore.damaged_copies,
+        }
+    if view.dropped is not None:
+        shown["tidegate"]["droppedInFlight"] = _dropped(view.dropped)
     if ingested:
         shown["ingest"] = [_ingest(one) for one in ingested]
     return shown
@@ -48,6 +59,15 @@ def _checkpoints(statistics: StatisticsView | None) -> dict[str, Any]:
         "failedBy": {reason.value: count for reason, count in statistics.by_reason.items()},
         "durationMs": None if duration is None else {"p50": duration.p50, "p95": duration.p95, "max": duration.max},
     }
+
+
+def _dropped(dropped: DroppedView) -> dict[str, Any]:
+    """The rows that checkpoint.recoverWithoutChannelState has lost."""
+    edges = [
+        {"edge": one.edge, "rows": one.rows, "bytes": one.size_bytes, "unreadBytes": one.unread_bytes}
+        for one in dropped.edges
+    ]
+    return {"checkpoint": dropped.checkpoint, "rows": dropped.rows, "bytes": dropped.size_bytes, "edges": edges}
 
 
 def _metrics(task: TaskView) -> dict[str, Any]:

@@ -176,7 +176,8 @@ class StreamingQuery:
         return self._coordinator.failure()
 
     def explain(self, extended: bool = False) -> None:
-        print(self._explanation)  # noqa: T201 - as PySpark's explain does
+        warnings = [f"Warning: {sentence}" for sentence in self._coordinator.view().warnings]
+        print("\n".join([self._explanation, *warnings]))  # noqa: T201 - as PySpark's explain does
 
     def __repr__(self) -> str:
         return f"StreamingQuery(name={self._name!r}, id={self._id!r}, state={self._coordinator.view().state!r})"

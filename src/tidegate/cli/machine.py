@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tidegate.spark.java import JavaLookup, find_java
+from tidegate.worker.machine_memory import machine_memory_bytes
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "pandas")
 
@@ -45,7 +46,7 @@ def gather() -> Facts:
         java=find_java(),
         packages={name: _installed_version(name) for name in _PACKAGES},
         cores=_usable_cores(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=machine_memory_bytes(),
         loopback_problem=_bind_problem(0),
         unix_socket_problem=_unix_socket_problem(),
         temp_folder=temp_folder,
@@ -68,19 +69,6 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _memory_bytes() -> int | None:
-    """The machine's memory, or the container's limit if that is less."""
-    try:
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return machine
-    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 def _bind_problem(port: int) -> str | None:

@@ -211,6 +211,22 @@ class HoldsBack(Protocol):
         ...
 
 
+@runtime_checkable
+class RollsBack(Protocol):
+    """A committer that can take back what it committed for checkpoints behind `to`.
+
+    `committables`: all that those checkpoints hold, some perhaps of `to` itself or before, which stay.
+    """
+
+    def why_not_back(self, committables: Sequence[bytes], *, to: CheckpointId) -> str | None:
+        """One sentence if rows would stay that come out again; None if all can be taken back. Changes nothing."""
+        ...
+
+    def roll_back(self, committables: Sequence[bytes], *, to: CheckpointId) -> None:
+        """May be repeated, and then changes nothing."""
+        ...
+
+
 class Sink(Protocol):
     """A value that can be pickled; made by the registry from a `plan.nodes.Sink`."""
 

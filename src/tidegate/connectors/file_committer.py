@@ -3,13 +3,14 @@
 Without compaction a commit renames each file into the sink's folder. With it, a commit renames each file into a
 hidden folder of the query (from then on it is committed, and nobody sees it yet); once enough has gathered, the files
 are merged, and the merged file is renamed into view. So a row becomes visible once, in one rename, and no visible file
-is ever replaced or removed. Which files a merge takes and where its result goes is written down, in one rename, before
-anything of it is visible; whoever finds such a note after a crash does what it says, from any point on.
+is ever replaced, or removed unless its epoch is taken back. Which files a merge takes and where its result goes is
+written down, in one rename, before anything of it is visible; whoever finds such a note after a crash does what it
+says, from any point on.
 """
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +48,11 @@ class FilePlaces:
 
 
 class Move(msgspec.Struct, frozen=True):
-    """From a path below the hidden folder to one below the sink's."""
+    """From a path below the hidden folder to one below the sink's. `taken`: the held files whose rows are in it."""
 
     source: str
     target: str
+    taken: list[str] = []
 
 
 class MergeNote(msgspec.Struct, frozen=True):
@@ -103,6 +105,44 @@ class FileCommitter:
         newest = max((_checkpoint_of(name) for name in held), default=CheckpointId(0))
         self._release(newest, list(held))
         self._tidy()
+
+    # -- taking back
+
+    def why_not_back(self, committables: Sequence[bytes], *, to: CheckpointId) -> str | None:
+        leaving = {file.final: file for file in _decode(committables) if file.checkpoint > to}
+        for merged in self._merges_of(leaving):
+            if not set(merged.taken) <= leaving.keys():
+                return f"{self._places.path / merged.target} has rows of checkpoint {to} and before in it as well"
+        found = {name for move in self._merges_of(leaving) if self._is_visible(move.target) for name in move.taken}
+        for name, file in leaving.items():
+            places = (self._places.path / name, self._held_folder / name, self._places.hidden_folder / file.hidden)
+            if name not in found and not any(place.exists() for place in places):
+                return f"{self._places.path / name} is gone, and whoever took it away may have read its rows"
+        return None
+
+    def roll_back(self, committables: Sequence[bytes], *, to: CheckpointId) -> None:
+        self._finish_merges()
+        leaving = {file.final: file for file in _decode(committables) if file.checkpoint > to}
+        visible = [*leaving, *(move.target for move in self._merges_of(leaving))]
+        paths = [self._places.path / name for name in visible]
+        paths += [self._held_folder / name for name in leaving]
+        paths += [self._places.hidden_folder / file.hidden for file in leaving.values()]
+        folders = {path.parent for path in paths if path.exists()}
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for folder in sorted(folders):
+            sync_folder(folder)
+        _remove_empty_below(self._held_folder)
+        self._tidy()
+
+    def _merges_of(self, names: Collection[str]) -> list[Move]:
+        """The merged files, published or noted to be, that have rows of these."""
+        notes = [*self._notes_folder.glob(f"*{_NOTE}"), *self._notes_folder.glob(f"*{_DONE}")]
+        moves = [move for path in notes for move in msgspec.json.decode(path.read_bytes(), type=MergeNote).moves]
+        return [move for move in moves if any(name in names for name in move.taken)]
+
+    def _is_visible(self, target: str) -> bool:
+        return (self._places.path / target).exists()
 
     # -- without compaction
 
@@ -186,7 +226,7 @@ class FileCommitter:
     def _merged(self, names: Sequence[str], checkpoint: CheckpointId, number: int) -> Move:
         held = self._held_folder.name
         if len(names) == 1:
-            return Move(f"{held}/{names[0]}", names[0])
+            return Move(f"{held}/{names[0]}", names[0], list(names))
         folder, _, first = names[0].rpartition("/")
         token = secrets.token_hex(4)
         suffix = self._encoding.suffix
@@ -197,7 +237,7 @@ class FileCommitter:
         sync_file(target)
         # Under the number of its first epoch, so that names tell which epochs came before.
         final = f"{first[:13]}-to-{_checkpoint_of(names[-1]):08d}-{number}-{token}{suffix}"
-        return Move(merging, f"{folder}/{final}" if folder else final)
+        return Move(merging, f"{folder}/{final}" if folder else final, list(names))
 
     def _write_note(self, note: MergeNote, name: str) -> None:
         self._notes_folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 Never blocks: the log and the sources' listings are read in the background, and slots that do not come are a deadline.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from tidegate.coordinator.checkpointing import as_failure
@@ -14,8 +15,8 @@ from tidegate.coordinator.members import Members
 from tidegate.coordinator.splits import Splits
 from tidegate.model.clock import Clock
 from tidegate.model.errors import SlotLost, TidegateError
-from tidegate.model.ids import Generation, SlotIndex
-from tidegate.network.messages import Deploy
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
+from tidegate.network.messages import Deploy, Ready
 from tidegate.worker.mailbox import Background
 
 # Slots that have no core by then will not get one.
@@ -29,7 +30,7 @@ class GenerationListener(Protocol):
     """Whom it concerns how far the generation is."""
 
     def on_generation_begun(self, generation: Generation) -> None: ...
-    def on_all_ready(self, basis: GenerationBasis, splits: Splits) -> None: ...
+    def on_all_ready(self, basis: GenerationBasis, splits: Splits, ready: Mapping[SlotIndex, Ready]) -> None: ...
     def on_generation_failed(self, failure: TidegateError) -> None: ...
 
 
@@ -57,7 +58,7 @@ class BringingUp:
         self._looking = looking
         self._clock = clock
         self._listener = listener
-        self._ready: set[SlotIndex] = set()
+        self._ready: dict[SlotIndex, Ready] = {}
         self._is_deployed = False
         self._deadline_ms = _NEVER_MS
         self._were_slots_slow = False
@@ -90,11 +91,11 @@ class BringingUp:
         if self._found is not None and self._launch.has_all_slots:
             self._deploy(self._found[0])
 
-    def on_ready(self, slot: SlotIndex) -> None:
-        self._ready.add(slot)
+    def on_ready(self, slot: SlotIndex, message: Ready) -> None:
+        self._ready[slot] = message
         if self._found is not None and len(self._ready) == self._plan.parallelism:
             self._deadline_ms = _NEVER_MS
-            self._listener.on_all_ready(*self._found)
+            self._listener.on_all_ready(*self._found, self._ready)
 
     def on_time(self, now_ms: float) -> None:
         if now_ms >= self._deadline_ms:
@@ -112,6 +113,14 @@ class BringingUp:
     def generation(self) -> Generation | None:
         """None while it is found out: what slots say till then is about the one before."""
         return None if self._found is None else self._found[0].generation
+
+    @property
+    def restoring(self) -> CheckpointId | None:
+        """The job's own checkpoint, while slots read it."""
+        if self._found is None or len(self._ready) == self._plan.parallelism:
+            return None
+        basis, _ = self._found
+        return basis.restored_checkpoint if basis.restore_location is None else None
 
     def next_deadline_ms(self) -> float:
         return self._deadline_ms
@@ -150,7 +159,13 @@ class BringingUp:
         self._since_ms = self._clock.monotonic_ms()
         self._deadline_ms = self._since_ms + _SLOW_SLOTS_TIMEOUT_MS
         self._members.tell_all(
-            Deploy(basis.generation, self._members.addresses(), basis.restore_manifest, basis.restore_location)
+            Deploy(
+                basis.generation,
+                self._members.addresses(),
+                basis.restore_manifest,
+                basis.restore_location,
+                basis.captured_rows,
+            )
         )
 
     def _on_slots_missing(self, now_ms: float) -> None:

@@ -3,11 +3,13 @@
 Decides what may differ. Says so in one sentence and changes nothing.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
 
 from tidegate.coordinator.state_evolution import check_states
-from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.model.errors import IncompatibleCheckpoint, OptionError
+from tidegate.model.ids import CheckpointId
 from tidegate.plan.matching import PlanMatch, match_stored
 from tidegate.plan.parts import Part, Place, Way
 from tidegate.plan.physical import JobPlan
@@ -16,6 +18,8 @@ from tidegate.worker.restoring import lost_in_flight
 
 _NEW_LOCATION = "go back to the old query or use a new checkpointLocation"
 _STILL = "restore it into the old query, and end that with query.stop(savepoint=True)"
+
+log = logging.getLogger("tidegate")
 
 
 class NotRestored(Enum):
@@ -113,3 +117,21 @@ def _first_difference(where: str, stored: Sequence[str], fingerprint: Sequence[s
         if before != now:
             return f"{where} does not fit this query: it has {before!r} where the query has {now!r}; {_NEW_LOCATION}."
     return f"{where} belongs to a query with {len(stored)} parts and this one has {len(fingerprint)}: {_NEW_LOCATION}."
+
+
+def check_is_restored(without_captured_rows: CheckpointId | None, restored: CheckpointId | None) -> None:
+    """Whether the checkpoint whose rows in flight are given up is the one that a query starts from.
+
+    One that is past is only warned of: a query that is started again with the same options has newer ones by then.
+    """
+    if without_captured_rows is None or without_captured_rows == restored:
+        return
+    option = f"Option 'checkpoint.recoverWithoutChannelState' names checkpoint {without_captured_rows}"
+    if restored is None:
+        raise OptionError(f"{option}, but there is no checkpoint to restore: leave the option out.")
+    if restored < without_captured_rows:
+        raise OptionError(
+            f"{option}, but the query starts from checkpoint {restored}: write that number to lose its rows in flight, "
+            f"or leave the option out."
+        )
+    log.warning("%s, but the query starts from checkpoint %d: all of it is restored.", option, restored)

@@ -58,6 +58,7 @@ class Coordinator:
                 not_restored=spec.not_restored,
                 restore_mode=spec.restore_mode,
                 on_cancel=spec.on_cancel,
+                without_captured_rows=spec.without_captured_rows,
             ),
             open_location=open_store,
             wall_ms=self._clock.wall_ms,

@@ -6,17 +6,19 @@ to the backgrounds it is given, waiting is a deadline, so that real time and sim
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import assert_never
 
 from tidegate.coordinator.bringing_up import BringingUp
 from tidegate.coordinator.durable import DurableJob, GenerationBasis
 from tidegate.coordinator.ending import Leaving, Restarting
+from tidegate.coordinator.heap_watch import HeapWatch
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import Broken, Cancelled, Ended, Impossible, Launcher, LaunchExit, version_difference
 from tidegate.coordinator.launching import CurrentLaunch
 from tidegate.coordinator.members import Members
+from tidegate.coordinator.restores import Restores
 from tidegate.coordinator.roster import RosterEvent, SlotGone, SlotJoined, SlotSaid
 from tidegate.coordinator.running import Running
 from tidegate.coordinator.savepoints import SavepointWish, fail
@@ -33,7 +35,7 @@ from tidegate.model.errors import (
     TidegateError,
     UserCodeFailure,
 )
-from tidegate.model.ids import Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.messages import (
     Acknowledge,
     Decline,
@@ -83,9 +85,19 @@ class Driver:
             spec, launcher, members, secret=secret, versions=versions, post=post, on_exit=self._on_launch_exit
         )
         self._restarts = Restarts(spec.restart)
+        self._restores = Restores(spec)
+        self._heap_watch = HeapWatch(spec)
         self._restarting = Restarting(self._launch, members, clock, wanted=spec.slots, start_again=self._start_again)
         self._leaving = Leaving(self._launch, members, clock, query=spec.name)
-        self._running = Running(spec, durable=durable, members=members, storing=storing, clock=clock, listener=self)
+        self._running = Running(
+            spec,
+            durable=durable,
+            members=members,
+            storing=storing,
+            clock=clock,
+            listener=self,
+            heap_watch=self._heap_watch,
+        )
 
         self._state = JobState.STARTING
         self._failure: TidegateError | None = None
@@ -105,7 +117,8 @@ class Driver:
                 self._leaving.on_joined(slot)
             case SlotJoined() | SlotGone() if self._state is JobState.RESTARTING:
                 self._restarting.send_away()
-            case SlotJoined(introduction=introduction):
+            case SlotJoined(slot=slot, introduction=introduction):
+                self._heap_watch.on_joined(slot, introduction)
                 if (difference := version_difference(self._versions, introduction.versions)) is not None:
                     self._give_up(EnvironmentProblem(difference))
                 else:
@@ -189,6 +202,10 @@ class Driver:
             started_at=self._started_at,
             first_row_after_ms=self._running.first_row_after_ms,
             statistics=self._running.statistics(),
+            restore=self._restores.newest,
+            dropped=self._restores.dropped,
+            warnings=self._heap_watch.warnings,
+            heap_state_share=self._heap_watch.largest_share,
         )
 
     def facts(self) -> tuple[CheckpointFacts, ...]:
@@ -204,7 +221,8 @@ class Driver:
     def on_generation_begun(self, generation: Generation) -> None:
         self._generation = generation
 
-    def on_all_ready(self, basis: GenerationBasis, splits: Splits) -> None:
+    def on_all_ready(self, basis: GenerationBasis, splits: Splits, ready: Mapping[SlotIndex, Ready]) -> None:
+        self._restores.on_restored(basis, ready.values())
         self._running.begin(basis, splits)
         self._move(JobEvent.SLOTS_READY)
         self._members.tell_all(Run(basis.generation))
@@ -243,9 +261,11 @@ class Driver:
             return
         match message:
             case Ready():
-                self._bringing_up.on_ready(slot)
+                self._bringing_up.on_ready(slot, message)
             case Progress() | InputEnded() | SnapshotsTaken() | Acknowledge() | Decline():
                 self._running.on_message(slot, message)
+            case Failed(is_damage=True, message=text) if self._bringing_up.restoring is not None:
+                self._go_back(self._bringing_up.restoring, text)
             case Failed(is_final=True, message=text):
                 self._give_up(EnvironmentProblem(text))
             case Failed(is_user_code=is_user_code, message=text, traceback=traceback):
@@ -272,6 +292,15 @@ class Driver:
                 self._restarting.begin(delay_ms=delay_ms)
             case GiveUp():
                 self._fail_for_good()
+
+    def _go_back(self, damaged: CheckpointId, damage: str) -> None:
+        """To an older checkpoint, if there is one: slots found damage that the driver had not looked for."""
+        self._durable.note_damage(damaged, damage)
+        self._failure = Damaged(damage)
+        self._end_generation(FailureReason.JOB_RESTARTED, damage)
+        self._move(JobEvent.FAILURE)
+        # Whatever the strategy: nothing was processed yet, and each checkpoint is found damaged once at the most.
+        self._restarting.begin(delay_ms=0.0)
 
     def _give_up(self, failure: TidegateError) -> None:
         if not self._has_generation():

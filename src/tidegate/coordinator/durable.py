@@ -12,14 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
-from tidegate.coordinator.compatibility import NotRestored, check_fits
+from tidegate.coordinator.compatibility import NotRestored, check_fits, check_is_restored
 from tidegate.coordinator.orphans import find_orphans, remove, remove_claimed
+from tidegate.coordinator.rolling_back import RollingBack, output_of
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan.matching import PlanMatch
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
-from tidegate.protocol.recovery import Refuse, Restore, SinkRollback, StartFresh, StoredCheckpoint, decide
+from tidegate.protocol.recovery import (
+    CapturedRows,
+    Decision,
+    Refuse,
+    Restore,
+    SinkRollback,
+    StartFresh,
+    StoredCheckpoint,
+    decide,
+)
 from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, OnCancel, RestoreMode, to_retire
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.storage import layout
@@ -31,13 +41,15 @@ from tidegate.storage.job_log import (
     CheckpointSkipped,
     Committed,
     JobLog,
+    RolledBack,
     claimed_checkpoint,
     next_checkpoint_id,
     retained_checkpoints,
     skipped_checkpoints,
+    to_roll_back,
     uncommitted,
 )
-from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
+from tidegate.storage.manifests import Manifest, check_content, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
 from tidegate.worker.restoring import read_source_states, stored_places
@@ -62,11 +74,25 @@ class GenerationBasis:
     next_checkpoint: CheckpointId
     source_states: dict[TaskId, bytes]
     restore_location: str | None = None
+    captured_rows: CapturedRows = CapturedRows.DELIVER
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`why_not_back`: one sentence if the output of what is skipped stays where it is."""
+
+    restored: CheckpointCompleted | None
+    skipped: tuple[CheckpointCompleted, ...] = ()
+    why_not_back: str | None = None
+    damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableSettings:
-    """`restore_from`: a checkpoint or savepoint to start from, as long as the job has none of its own."""
+    """`restore_from`: a checkpoint or savepoint to start from, as long as the job has none of its own.
+
+    `without_captured_rows`: a checkpoint whose rows in flight are dropped if it is the one to be restored.
+    """
 
     fingerprint: tuple[str, ...]
     keep: KeepNumber | KeepFor
@@ -77,6 +103,7 @@ class DurableSettings:
     not_restored: NotRestored = NotRestored.REFUSED
     restore_mode: RestoreMode = RestoreMode.NO_CLAIM
     on_cancel: OnCancel = OnCancel.RETAIN
+    without_captured_rows: CheckpointId | None = None
 
 
 class DurableJob:
@@ -98,7 +125,9 @@ class DurableJob:
         self._settings = settings
         self._open_location = open_location
         self._wall_ms = wall_ms
+        self._rolling_back = RollingBack(committer, manifest_of=self._manifest)
         self._committed: dict[bytes, None] = {}
+        self._noted_damage: dict[CheckpointId, str] = {}
         self._shared = SharedFiles()
         self._registered: set[CheckpointId] = set()
         self._files: dict[CheckpointId, frozenset[str]] = {}
@@ -110,7 +139,8 @@ class DurableJob:
 
     def check_compatible(self) -> None:
         """Before anything starts: whether there is something to restore, and whether it fits. Changes nothing."""
-        chosen = self._choose(retained_checkpoints(self._log.read()))
+        chosen = self._choose(retained_checkpoints(self._log.read())).restored
+        restored = None if chosen is None else chosen.checkpoint
         if chosen is not None:
             self._match(self._place_of(chosen), self._manifest(chosen))
         elif self._settings.restore_from is not None:
@@ -118,7 +148,13 @@ class DurableJob:
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
             self._match(store, manifest)
-            _check_files(store, manifest)
+            _check_files(store, manifest, self._captured_rows_of(manifest.checkpoint))
+            restored = manifest.checkpoint
+        check_is_restored(self._settings.without_captured_rows, restored)
+
+    def note_damage(self, checkpoint: CheckpointId, damage: str) -> None:
+        """Found by slots that read it. While no generation is being started: the background reads it."""
+        self._noted_damage[checkpoint] = damage
 
     def use(self, plan: JobPlan) -> None:
         """From the next generation on. While none is being started: the background reads it."""
@@ -130,11 +166,9 @@ class DurableJob:
         generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)
         self._generation = generation
         entries = self._log.read()
-        retained = retained_checkpoints(entries)
-        chosen = self._choose(retained)
-        if chosen is not None:
-            for passed in [c for c in retained if c.checkpoint > chosen.checkpoint]:
-                self._log.append(CheckpointSkipped(checkpoint=passed.checkpoint))
+        choice = self._choose(retained_checkpoints(entries))
+        chosen = choice.restored
+        self._skip(choice)
         self._settle(chosen)
         self._committer.discard_uncommitted([], generation)
         next_checkpoint = next_checkpoint_id(entries, self._store.list(layout.CHECKPOINTS))
@@ -144,7 +178,12 @@ class DurableJob:
         if manifest is None or chosen is None:
             return GenerationBasis(generation, None, None, next_checkpoint, {})
         place = self._place_of(chosen)
-        match = self._match(place, manifest)
+        try:
+            match = self._match(place, manifest)
+            source_states = read_source_states(place, manifest, self._plan, match)
+        except Damaged as error:
+            self.note_damage(chosen.checkpoint, str(error))
+            return self.start_generation(at_ms=at_ms)
         if is_first:
             self._remove_orphans(before_ms=at_ms)
         return GenerationBasis(
@@ -152,8 +191,9 @@ class DurableJob:
             restore_manifest=chosen.manifest,
             restored_checkpoint=chosen.checkpoint,
             next_checkpoint=next_checkpoint,
-            source_states=read_source_states(place, manifest, self._plan, match),
+            source_states=source_states,
             restore_location=chosen.location,
+            captured_rows=self._captured_rows_of(chosen.checkpoint),
         )
 
     def _start_from(self, restore_from: str, generation: Generation, first_id: CheckpointId) -> GenerationBasis:
@@ -171,6 +211,7 @@ class DurableJob:
             next_checkpoint=max(first_id, CheckpointId(manifest.checkpoint + 1)),
             source_states=read_source_states(store, manifest, self._plan, match),
             restore_location=root,
+            captured_rows=self._captured_rows_of(manifest.checkpoint),
         )
 
     def _match(self, store: Store, manifest: Manifest) -> PlanMatch:
@@ -183,7 +224,10 @@ class DurableJob:
             stored_places=lambda: stored_places(store, manifest),
         )
 
-    def _choose(self, retained: Sequence[CheckpointCompleted]) -> CheckpointCompleted | None:
+    def _captured_rows_of(self, checkpoint: CheckpointId) -> CapturedRows:
+        return CapturedRows.DROP if checkpoint == self._settings.without_captured_rows else CapturedRows.DELIVER
+
+    def _choose(self, retained: Sequence[CheckpointCompleted]) -> _Choice:
         """The one to restore, as `protocol.recovery` decides; raises `Damaged` if none may be."""
         committed = {entry.checkpoint for entry in self._log.entries() if isinstance(entry, Committed)}
         facts: list[StoredCheckpoint] = []
@@ -203,18 +247,61 @@ class DurableJob:
                     damage=damage,
                 ),
             )
-        match decide(facts, rollback=self._settings.rollback):
+        is_strict = self._settings.rollback is SinkRollback.NONE
+        hoped = SinkRollback.TO_ANY_CHECKPOINT if is_strict else self._settings.rollback
+        choice = self._choice(decide(facts, rollback=hoped), retained, facts)
+        if not choice.skipped or choice.why_not_back is None:
+            return choice
+        if is_strict:
+            # Only if nothing of what is skipped can be out is it skipped without being taken back.
+            decision = decide(facts, rollback=SinkRollback.NONE)
+            if isinstance(decision, Refuse) and self._rolling_back.is_possible:
+                raise Damaged(f"{decision.message} It cannot be taken back, because {choice.why_not_back}.")
+            return self._choice(decision, retained, facts)
+        return choice
+
+    def _choice(
+        self, decision: Decision, retained: Sequence[CheckpointCompleted], facts: Sequence[StoredCheckpoint]
+    ) -> _Choice:
+        match decision:
             case StartFresh():
-                return None
-            case Restore(checkpoint=checkpoint):
-                return next(c for c in retained if c.checkpoint == checkpoint)
+                return _Choice(None)
             case Refuse(message):
                 raise Damaged(message)
+            case Restore(checkpoint=checkpoint, skipped=skipped):
+                by_id = {completed.checkpoint: completed for completed in retained}
+                passed = [by_id[each] for each in skipped]
+                return _Choice(
+                    restored=by_id[checkpoint],
+                    skipped=tuple(passed),
+                    why_not_back=self._rolling_back.why_not(passed, to=checkpoint) if passed else None,
+                    damage=tuple(fact.damage for fact in facts if fact.damage is not None),
+                )
+
+    def _skip(self, choice: _Choice) -> None:
+        """What is newer than the restored one is not used again, and what it committed is taken back if it can be."""
+        if choice.restored is not None and choice.skipped:
+            is_taken_back = choice.why_not_back is None
+            log.warning(
+                "The query goes back to checkpoint %d, and what came after it is read again%s, because of damage: %s.",
+                choice.restored.checkpoint,
+                "; what was committed since is taken back" if is_taken_back else "",
+                "; ".join(choice.damage),
+            )
+            target = choice.restored.checkpoint if is_taken_back else None
+            for passed in choice.skipped:
+                self._log.append(CheckpointSkipped(checkpoint=passed.checkpoint, rolls_back_to=target))
+        for passed, back_to in to_roll_back(self._log.read()):
+            self._rolling_back.roll_back([passed], to=back_to)
+            self._log.append(RolledBack(checkpoint=passed.checkpoint))
 
     def _damage_of(self, completed: CheckpointCompleted) -> str | None:
         """One sentence if its manifest or a file that it names cannot be used."""
+        if (noted := self._noted_damage.get(completed.checkpoint)) is not None:
+            return _ADVICE.split(noted)[0]
         try:
-            _check_files(self._place_of(completed), self._manifest(completed))
+            captured_rows = self._captured_rows_of(completed.checkpoint)
+            _check_files(self._place_of(completed), self._manifest(completed), captured_rows)
         except Damaged as error:
             # What to do about it depends on what else there is to restore; that is said where it is decided.
             return _ADVICE.split(str(error))[0]
@@ -235,6 +322,7 @@ class DurableJob:
 
     def complete(self, manifest: Manifest, *, location: str | None = None) -> str:
         """Write the manifest, then the log entry: from that moment the checkpoint exists. Gives its full path."""
+        check_content(sum(len(file.content) for file in manifest.slots if file.content is not None))
         if location is None:
             path = layout.manifest(layout.CheckpointFolder(manifest.checkpoint, manifest.generation))
             self._store.put(path, encode_manifest(manifest))
@@ -252,6 +340,7 @@ class DurableJob:
                 completed_at_ms=self._wall_ms(),
                 is_savepoint=manifest.is_savepoint,
                 has_committables=bool(manifest.committables),
+                output=self._rolling_back.noted_output(manifest),
             )
         )
         self._register(manifest.checkpoint, _shared_files(manifest))
@@ -268,7 +357,7 @@ class DurableJob:
 
     def _commit_one(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
         # What an earlier checkpoint has committed already is left out: a reader may have taken it away since.
-        committables = [c for c in _committables(manifest) if c not in self._committed]
+        committables = [c for c in output_of(manifest) if c not in self._committed]
         try:
             self._committer.commit(committables, permit_logged(checkpoint))
         except Exception:
@@ -356,7 +445,7 @@ class DurableJob:
         entries = self._log.read()
         self._log.check_is_ours()
         held = [self._manifest(completed) for completed in uncommitted(entries)]
-        keep = [committable for manifest in held for committable in _committables(manifest)]
+        keep = [committable for manifest in held for committable in output_of(manifest)]
         self._committer.discard_uncommitted(keep, Generation(generation + 1))
         if isinstance(self._committer, HoldsBack):
             self._committer.publish_held()
@@ -425,7 +514,7 @@ class DurableJob:
             return
 
     def _remember(self, manifest: Manifest) -> None:
-        self._committed.update(dict.fromkeys(_committables(manifest)))
+        self._committed.update(dict.fromkeys(output_of(manifest)))
         while len(self._committed) > _REMEMBERED_COMMITTABLES:
             del self._committed[next(iter(self._committed))]
 
@@ -469,9 +558,11 @@ class _UsedFiles:
         return path in self.files or writer <= self.unknown_up_to
 
 
-def _check_files(store: Store, manifest: Manifest) -> None:
-    """Raises `Damaged` if a file that the manifest names is missing or is not the one it speaks of."""
+def _check_files(store: Store, manifest: Manifest, captured_rows: CapturedRows) -> None:
+    """Raises `Damaged` if a file that is needed is missing, or is not the one that the manifest speaks of."""
     files = files_of(manifest)
+    if captured_rows is CapturedRows.DROP:
+        files = {path: file for path, file in files.items() if layout.parse_channel_file(path) is None}
     is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
     for path, file in files.items():
         if is_small:
@@ -485,14 +576,11 @@ def _shared_files(manifest: Manifest) -> frozenset[str]:
 
 
 def files_of(manifest: Manifest) -> dict[str, FileSum]:
-    files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots}
+    """All that lie beside it."""
+    files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots if slot.content is None}
     for slot in manifest.slots:
         files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
     return files
-
-
-def _committables(manifest: Manifest) -> list[bytes]:
-    return [committable for part in manifest.committables for committable in part.committables]
 
 
 def locate(path: str) -> tuple[str, str]:

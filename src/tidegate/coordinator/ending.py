@@ -58,7 +58,7 @@ class Restarting:
 
     def send_away(self) -> None:
         """Not in place any more: the sooner all are gone, the sooner they can be started again."""
-        self._members.tell_all(Leave("another slot is gone"))
+        self._members.tell_all(Leave("another slot is gone", comes_back=True))
 
     def on_launch_exit(self) -> None:
         if self._awaits_exit:

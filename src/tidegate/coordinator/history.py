@@ -120,7 +120,8 @@ class Underway:
             max_parallelism=plan.max_parallelism,
             vertex_parallelism=[plan.parallelism_of(vertex.id) for vertex in plan.vertices],
             slots=[
-                SlotFile(slot, a.path, a.length, a.crc32, a.shared) for slot, a in sorted(self.acknowledged.items())
+                SlotFile(slot, a.path, a.length, a.crc32, a.shared, a.content)
+                for slot, a in sorted(self.acknowledged.items())
             ],
             channels=[
                 ChannelRange(c.channel, first, c.row, c.held_from, c.before, c.phases) for first, c in self._received()

@@ -38,6 +38,7 @@ class JobSpec:
     not_restored: NotRestored = NotRestored.REFUSED
     restore_mode: RestoreMode = RestoreMode.NO_CLAIM
     on_cancel: OnCancel = OnCancel.RETAIN
+    without_captured_rows: CheckpointId | None = None
     driver_host: str
     bind_host: str
     slot_bind_host: str

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias, assert_never
 from tidegate.coordinator.checkpointing import Checkpointing
 from tidegate.coordinator.draining import Draining
 from tidegate.coordinator.durable import DurableJob, GenerationBasis
+from tidegate.coordinator.heap_watch import HeapWatch
 from tidegate.coordinator.history import History
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.members import Members
@@ -48,6 +49,7 @@ class Running:
         storing: Background,
         clock: Clock,
         listener: RunListener,
+        heap_watch: HeapWatch,
     ) -> None:
         self._spec = spec
         self._plan = spec.slot_settings.plan
@@ -56,6 +58,7 @@ class Running:
         self._storing = storing
         self._clock = clock
         self._listener = listener
+        self._heap_watch = heap_watch
         self._history = History()
         self._draining = Draining()
         self._savepoints = Savepoints()
@@ -172,6 +175,9 @@ class Running:
 
     def on_checkpoint_committed(self, checkpoint: CheckpointId) -> None:
         self.committed += 1
+        completed = next((view for view in self._history.views() if view.id == checkpoint), None)
+        if completed is not None:
+            self._heap_watch.on_completed(completed.tasks)
         self._draining.on_committed(checkpoint)
         if self._last_from is not None and checkpoint >= self._last_from:
             self._listener.on_last_committed()

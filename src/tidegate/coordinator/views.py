@@ -118,6 +118,51 @@ def _state_operator(vertex: Vertex) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreView:
+    """What the running generation stands on, and from where the slots read it: copies on their machines, or the store.
+
+    `damaged_copies` were found and replaced by what is stored.
+    """
+
+    checkpoint: int
+    recovered_bytes: int
+    local_bytes: int = 0
+    remote_bytes: int = 0
+    damaged_copies: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedEdgeView:
+    """Captured rows that `checkpoint.recoverWithoutChannelState` dropped on the way from one step to another.
+
+    `unread_bytes`: stored ones that could not even be read.
+    """
+
+    edge: str
+    rows: int
+    size_bytes: int
+    unread_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedView:
+    checkpoint: int
+    edges: tuple[DroppedEdgeView, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(edge.rows for edge in self.edges)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(edge.size_bytes for edge in self.edges)
+
+    @property
+    def unread_bytes(self) -> int:
+        return sum(edge.unread_bytes for edge in self.edges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     state: str
     generation: int
@@ -129,3 +174,7 @@ class JobView:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     first_row_after_ms: float | None = None
     statistics: StatisticsView | None = None
+    restore: RestoreView | None = None  # of the newest generation that restored anything
+    dropped: DroppedView | None = None
+    warnings: tuple[str, ...] = ()
+    heap_state_share: float | None = None  # of a slot's memory, what the state takes in it; of the fullest

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId, VertexId
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, Sequence, SlotIndex, TaskId, VertexId
 from tidegate.network.address import SlotAddress
+from tidegate.protocol.recovery import CapturedRows
 from tidegate.storage.manifests import SharedFile
 
 
@@ -67,6 +68,7 @@ class Deploy(_Message, frozen=True, gc=False):
     peers: dict[SlotIndex, SlotAddress]
     restore_manifest: str | None
     restore_location: str | None = None
+    captured_rows: CapturedRows = CapturedRows.DELIVER
 
 
 class Run(_Message, frozen=True, gc=False):
@@ -135,9 +137,10 @@ class CheckpointDone(_Message, frozen=True, gc=False):
 
 
 class Leave(_Message, frozen=True, gc=False):
-    """Close everything and return the slot to Spark."""
+    """Close everything and return the slot to Spark. `comes_back`: another launch of the job follows."""
 
     reason: str
+    comes_back: bool = False
 
 
 ToSlot: TypeAlias = (
@@ -148,11 +151,30 @@ ToSlot: TypeAlias = (
 # -- slot to coordinator
 
 
+class DroppedOnEdge(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Captured rows of one edge that were not restored. `unread_bytes`: stored ones that could not be read, and so not
+    be counted as rows.
+    """
+
+    edge: EdgeId
+    rows: int
+    bytes: int
+    unread_bytes: int = 0
+
+
 class Ready(_Message, frozen=True, gc=False):
-    """Connected and restored; `recovered_bytes` of captured data wait to be processed first."""
+    """Connected and restored; `recovered_bytes` of captured data wait to be processed first.
+
+    `local_bytes` and `remote_bytes` were read from copies on the slot's machine and from the store; `damaged_copies`
+    were found there and replaced.
+    """
 
     generation: Generation
     recovered_bytes: int
+    dropped: list[DroppedOnEdge] = []
+    local_bytes: int = 0
+    remote_bytes: int = 0
+    damaged_copies: int = 0
 
 
 class ChannelCapture(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -243,7 +265,7 @@ class SlotStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Acknowledge(_Message, frozen=True, gc=False):
-    """`now_ms`: the slot's clock when it said this."""
+    """`now_ms`: the slot's clock when it said this. `content`: the state file, if it is not in the store."""
 
     generation: Generation
     checkpoint: CheckpointId
@@ -257,6 +279,7 @@ class Acknowledge(_Message, frozen=True, gc=False):
     held_elements: list[StoredChannel] = []
     standing: SlotStanding | None = None
     now_ms: float = 0.0
+    content: bytes | None = None
 
 
 class SnapshotsTaken(_Message, frozen=True, gc=False):
@@ -312,20 +335,24 @@ class InputEnded(_Message, frozen=True, gc=False):
 
 
 class Failed(_Message, frozen=True, gc=False):
-    """`is_final`: starting again cannot help, the user has to change something."""
+    """`is_final`: starting again cannot help, the user has to change something.
+
+    `is_damage`: something stored cannot be used, which the message names.
+    """
 
     generation: Generation
     is_user_code: bool
     is_final: bool
     message: str
     traceback: str
+    is_damage: bool = False
 
 
 FromSlot: TypeAlias = Ready | SnapshotsTaken | Acknowledge | Decline | Progress | InputEnded | Failed
 
 
 class SlotIntroduction(msgspec.Struct, frozen=True):
-    """Said in the handshake with the coordinator."""
+    """Said in the handshake with the coordinator. `memory_bytes`: of the slot's machine or container."""
 
     job: str
     launch: int
@@ -333,6 +360,7 @@ class SlotIntroduction(msgspec.Struct, frozen=True):
     pid: int
     address: SlotAddress
     versions: dict[str, str]
+    memory_bytes: int | None = None
 
 
 def encode(message: PeerMessage | ToSlot | FromSlot) -> bytes:

@@ -16,6 +16,13 @@ class Guarantee(Enum):
     AT_LEAST_ONCE = "at_least_once"  # nothing waits: rows behind a barrier may be in its snapshot, and come again
 
 
+class CheckpointStorage(Enum):
+    """Where the slots' parts of a checkpoint are stored."""
+
+    FILES = "files"  # beside the manifest
+    DRIVER = "driver"  # in the manifest, which the driver writes: for small state only
+
+
 def combined(kinds: "list[CheckpointKind]") -> CheckpointKind:
     """The kind of a whole checkpoint: one captured part makes it not aligned, one switched part makes it switched."""
     if CheckpointKind.SWITCHED in kinds:

@@ -26,6 +26,13 @@ class SinkRollback(Enum):
     DUPLICATES_ALLOWED = "duplicates_allowed"  # the user's restore.allowDuplicates: rows may come out twice
 
 
+class CapturedRows(Enum):
+    """What becomes of the rows that a checkpoint holds in flight when it is restored."""
+
+    DELIVER = "deliver"
+    DROP = "drop"  # the user's checkpoint.recoverWithoutChannelState: they are lost, and counted
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
     """A completed, retained checkpoint as it was found in storage.

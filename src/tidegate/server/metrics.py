@@ -37,6 +37,24 @@ class _Collector:
         yield info
         yield self._gauge("tidegate_query_generation", "How often the job was started.", view.generation)
         yield self._gauge("tidegate_query_slots", "Slots that are connected.", len(view.slot_pids))
+        yield self._gauge("tidegate_query_warnings", "Sentences in the query's progress.", len(view.warnings))
+        if view.heap_state_share is not None:
+            help = "State in memory, as stored, of a slot's memory; of the fullest slot."
+            yield self._gauge("tidegate_heap_state_ratio", help, view.heap_state_share)
+        if (restore := view.restore) is not None:
+            newest = "By the newest generation."
+            yield self._gauge("tidegate_restore_local_bytes", newest, restore.local_bytes)
+            yield self._gauge("tidegate_restore_remote_bytes", newest, restore.remote_bytes)
+            yield self._gauge("tidegate_restore_damaged_copies", newest, restore.damaged_copies)
+        if (dropped := view.dropped) is not None:
+            lost = "Lost by checkpoint.recoverWithoutChannelState."
+            rows = CounterMetricFamily("tidegate_dropped_inflight_rows", lost, labels=["query", "edge"])
+            size = CounterMetricFamily("tidegate_dropped_inflight_bytes", lost, labels=["query", "edge"])
+            for edge in dropped.edges:
+                rows.add_metric([self.query, edge.edge], edge.rows)
+                size.add_metric([self.query, edge.edge], edge.size_bytes + edge.unread_bytes)
+            yield rows
+            yield size
 
     def _checkpoints(self) -> Iterator[Metric]:
         statistics = self.view.statistics

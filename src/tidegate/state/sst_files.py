@@ -19,7 +19,7 @@ from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import ROCKSDB_SECTION, LocalFile, RestoredSection, Section
 from tidegate.storage.manifests import SharedFile
-from tidegate.storage.store import Buffer, Store
+from tidegate.storage.store import Buffer, ReadableStore
 
 _TABLE_SUFFIX = ".sst"
 # RocksDB's list of its table files, and which list counts; the last one tells that keys are plain bytes.
@@ -126,7 +126,7 @@ def chunks_of(file: LocalFile) -> Chunks:
 class StoredFile:
     """A file of a checkpoint; calling it fetches it."""
 
-    store: Store
+    store: ReadableStore
     file: SharedFile
 
     def __call__(self, target: Path) -> None:

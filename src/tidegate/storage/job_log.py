@@ -44,6 +44,8 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     is_savepoint: bool = False
     # A damaged manifest cannot tell any more whether something of it may have been committed.
     has_committables: bool = True
+    # Nor what that is; only if the sink can take it back.
+    output: tuple[bytes, ...] = ()
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -57,7 +59,18 @@ class CheckpointRetired(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class CheckpointSkipped(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """It could not be used and its epoch is replayed: it must not be restored or committed if its files come back."""
+    """It could not be used and its epoch is replayed: it must not be restored or committed if its files come back.
+
+    `rolls_back_to`: what it has committed is to be taken back; None if that stays, because nothing is or the user
+    accepts rows twice.
+    """
+
+    checkpoint: CheckpointId
+    rolls_back_to: CheckpointId | None = None
+
+
+class RolledBack(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What a skipped checkpoint had committed is taken back."""
 
     checkpoint: CheckpointId
 
@@ -75,7 +88,13 @@ class CheckpointClaimed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 Entry: TypeAlias = (
-    GenerationStarted | CheckpointCompleted | Committed | CheckpointRetired | CheckpointSkipped | CheckpointClaimed
+    GenerationStarted
+    | CheckpointCompleted
+    | Committed
+    | CheckpointRetired
+    | CheckpointSkipped
+    | RolledBack
+    | CheckpointClaimed
 )
 
 
@@ -336,6 +355,17 @@ def claimed_checkpoint(entries: Sequence[Entry]) -> CheckpointClaimed | None:
 def skipped_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
     skipped = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointSkipped)}
     return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint in skipped]
+
+
+def to_roll_back(entries: Sequence[Entry]) -> list[tuple[CheckpointCompleted, CheckpointId]]:
+    """Skipped checkpoints whose output is still to be taken back, each with the one that was restored instead."""
+    done = {entry.checkpoint for entry in entries if isinstance(entry, RolledBack)}
+    targets = {entry.checkpoint: entry.rolls_back_to for entry in entries if isinstance(entry, CheckpointSkipped)}
+    return [
+        (completed, target)
+        for completed in skipped_checkpoints(entries)
+        if completed.checkpoint not in done and (target := targets[completed.checkpoint]) is not None
+    ]
 
 
 def newest_completed(entries: Sequence[Entry]) -> CheckpointCompleted | None:

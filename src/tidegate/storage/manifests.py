@@ -9,14 +9,17 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from tidegate.model.errors import Damaged
+from tidegate.model.errors import Damaged, DidNotHappen
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
+from tidegate.model.units import format_bytes
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.storage.stored_plan import StoredPlan
 
 CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]
 
 VERSION = 2
+# What all slots together may have in a manifest: it is one message for each slot, and one file that is read as a whole.
+MOST_CONTENT_BYTES = 5 << 20
 
 
 class SharedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -28,13 +31,17 @@ class SharedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SlotFile(msgspec.Struct, frozen=True, gc=False):
-    """A slot's state file, by its path below the checkpoint location, and the shared files that it refers to."""
+    """A slot's state file, by its path below the checkpoint location, and the shared files that it refers to.
+
+    `content`: the file itself, with `checkpoint.storage` driver; there is none at the path then.
+    """
 
     slot: SlotIndex
     path: str
     length_bytes: int
     crc32: int
     shared: list[SharedFile] = []
+    content: bytes | None = None
 
 
 class ChannelRange(msgspec.Struct, frozen=True, gc=False):
@@ -85,6 +92,15 @@ class _Envelope(msgspec.Struct):
     version: int
     crc32: str
     content: msgspec.Raw
+
+
+def check_content(length_bytes: int) -> None:
+    """Raises `DidNotHappen` if a checkpoint is too large to be kept in its manifest."""
+    if length_bytes > MOST_CONTENT_BYTES:
+        raise DidNotHappen(
+            f"The checkpoint has {format_bytes(length_bytes)}, and checkpoint.storage=driver keeps at most "
+            f"{format_bytes(MOST_CONTENT_BYTES)} in the manifest: set checkpoint.storage to files."
+        )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -36,14 +36,16 @@ class AlreadyThere:
     """The file was there and is unchanged; it may be one's own, from an earlier try that looked failed."""
 
 
-class Store(Protocol):
-    """Paths are relative, with `/`; a file is seen whole or not at all.
-
-    Reading what is missing raises `Damaged`; a read that fails otherwise raises `DidNotHappen`.
-    """
+class ReadableStore(Protocol):
+    """Reading what is missing raises `Damaged`; a read that fails otherwise raises `DidNotHappen`."""
 
     def read(self, path: str) -> bytes: ...
     def read_range(self, path: str, *, start: int, length: int) -> bytes: ...
+    def size(self, path: str) -> int: ...
+
+
+class Store(ReadableStore, Protocol):
+    """Paths are relative, with `/`; a file is seen whole or not at all."""
 
     def create(self, path: str, data: Data) -> Created | AlreadyThere:
         """Of all who try to create one path, exactly one gets `Created`."""
@@ -58,8 +60,6 @@ class Store(Protocol):
     def delete(self, path: str) -> None:
         """Deleting what is not there is fine."""
         ...
-
-    def size(self, path: str) -> int: ...
 
 
 def open_store(location: str) -> Store:

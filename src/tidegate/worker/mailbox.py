@@ -25,9 +25,9 @@ class Mailbox:
         return self._read_fd
 
     def post(self, note: Callable[[], None]) -> None:
-        self._notes.append(note)
         if self._is_closed:
-            return
+            return  # nobody takes it any more, and what it refers to could not go
+        self._notes.append(note)
         try:
             os.write(self._write_fd, b"!")
         except BlockingIOError:
@@ -45,6 +45,7 @@ class Mailbox:
 
     def close(self) -> None:
         self._is_closed = True
+        self._notes.clear()
         os.close(self._read_fd)
         os.close(self._write_fd)
 

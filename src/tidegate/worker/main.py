@@ -29,10 +29,13 @@ from tidegate.network.messages import (
 from tidegate.operators.contract import UserCode
 from tidegate.storage.store import open_store
 from tidegate.worker.freed_memory import keep_freed_memory
+from tidegate.worker.local_copies import open_local_copies
+from tidegate.worker.machine_memory import machine_memory_bytes
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
 from tidegate.worker.session import SlotSession, restore_for
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slot import SlotRun
+from tidegate.worker.state_backends import local_folder
 from tidegate.worker.waiting_calls import open_waiting_calls
 
 _DIAL_TIMEOUT_MS = 15_000.0
@@ -82,6 +85,15 @@ class _Slot:
         self._clock = SystemClock()
         self._store = open_store(order.settings.checkpoint_location)
         self._listener = Listener(bind_host=order.bind_host, advertised_host=order.advertised_host, ports=order.ports)
+        settings = order.settings
+        self._copies = open_local_copies(
+            settings.local_recovery,
+            settings.checkpoint_location,
+            folder=local_folder(),
+            slot=slot,
+            slots=settings.plan.parallelism,
+            least_bytes=settings.inline_below_bytes,
+        )
         self._coordinator = self._dial_coordinator()
         self._mailbox = Mailbox()
         self._background = BackgroundThread(self._mailbox, name=f"tidegate-upload-{slot}")
@@ -99,6 +111,8 @@ class _Slot:
         finally:
             self._tear_down()
             self._background.close()
+            if self._copies is not None and self._session.has_left and not self._session.comes_back:
+                self._copies.discard()
             self._mailbox.close()
             self._coordinator.close()
             self._listener.close()
@@ -156,7 +170,8 @@ class _Slot:
         peers = mesh.take()
         mesh.close()
         self._mesh = None
-        restore = restore_for(deploy, self._store, open_store, self._order.settings.plan, self._slot)
+        plan = self._order.settings.plan
+        restore = restore_for(deploy, self._store, open_store, plan, self._slot, copies=self._copies)
         self._run = SlotRun(
             settings=self._order.settings,
             slot=self._slot,
@@ -170,9 +185,19 @@ class _Slot:
             user_code=self._user_code,
             open_calls=partial(open_waiting_calls, self._mailbox),
             send=self._send,
+            copies=self._copies,
         )
         self._session.on_built(self._run)
-        self._send(Ready(deploy.generation, restore.recovered_bytes))
+        self._send(
+            Ready(
+                deploy.generation,
+                restore.recovered_bytes,
+                list(restore.dropped),
+                local_bytes=restore.reads.locally,
+                remote_bytes=restore.reads.remotely,
+                damaged_copies=restore.reads.damaged_copies,
+            )
+        )
 
     def _send(self, message: FromSlot) -> None:
         self._coordinator.send(encode(message))
@@ -186,6 +211,7 @@ class _Slot:
                 is_final=isinstance(error, UserError | Damaged),
                 message=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
                 traceback=traceback.format_exc(),
+                is_damage=isinstance(error, Damaged),
             )
         )
         self._tear_down()
@@ -208,6 +234,7 @@ class _Slot:
             pid=os.getpid(),
             address=self._listener.addresses,
             versions=dict(order.versions),
+            memory_bytes=machine_memory_bytes(),
         )
         sock, _ = dial(
             (order.coordinator_host, order.coordinator_port),

@@ -3,8 +3,8 @@
 Works for any parallelism; `protocol.rescale` says what goes where. It changes and deletes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import msgspec
@@ -15,7 +15,7 @@ from tidegate.connectors.registry import open_source
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId, VertexId, range_of
-from tidegate.network.messages import StoredElement
+from tidegate.network.messages import DroppedOnEdge, StoredElement
 from tidegate.operators.columnar import slots_array
 from tidegate.operators.contract import NO_FLOORS
 from tidegate.plan.key_groups import hash_rows, key_group_of
@@ -24,6 +24,7 @@ from tidegate.plan.matching import PlanMatch, match_stored
 from tidegate.plan.parts import SOURCE_POSITION, Place, Way
 from tidegate.plan.physical import BroadcastPartitioning, Edge, HashPartitioning, JobPlan, Vertex, kind_of
 from tidegate.protocol.phases import phase_of
+from tidegate.protocol.recovery import CapturedRows
 from tidegate.protocol.rescale import (
     EdgeShape,
     InFlight,
@@ -42,10 +43,13 @@ from tidegate.state.contract import RestoredSection
 from tidegate.storage import layout
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum
-from tidegate.storage.store import Store
+from tidegate.storage.store import ReadableStore, Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
+from tidegate.worker.dropped_rows import DroppedRows, no_rows
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
+from tidegate.worker.local_copies import LocalCopies
+from tidegate.worker.local_first import LocalFirst, ReadBytes
 from tidegate.worker.snapshotting import PART_MARK
 from tidegate.worker.state_files import restored_section
 from tidegate.worker.stored_task import StoredTask, decode_task
@@ -65,27 +69,43 @@ class RestoredTask:
 
 @dataclass(frozen=True, slots=True)
 class SlotRestore:
-    """What one slot takes over from a checkpoint. Empty for a new job."""
+    """What one slot takes over from a checkpoint. Empty for a new job.
+
+    `reads` grows until the backends have fetched their files.
+    """
 
     tasks: Mapping[TaskId, RestoredTask]
     recovered: Mapping[ChannelId, RecoveredChannel]
     next_sequences: Mapping[ChannelId, Sequence]
     known: list[tuple[ChannelId, Sequence, StoredAt]]
-    recovered_bytes: int
+    recovered_bytes: int  # of captured data
     known_files: Mapping[str, SharedFile] = field(default_factory=dict)
+    dropped: tuple[DroppedOnEdge, ...] = ()
+    reads: ReadBytes = field(default_factory=ReadBytes)
 
 
 NOTHING_TO_RESTORE = SlotRestore({}, {}, {}, [], 0)
 
 
-def restore_slot(store: Store, manifest_path: str, plan: JobPlan, slot: SlotIndex) -> SlotRestore:
+def restore_slot(
+    store: Store,
+    manifest_path: str,
+    plan: JobPlan,
+    slot: SlotIndex,
+    *,
+    captured_rows: CapturedRows = CapturedRows.DELIVER,
+    copies: LocalCopies | None = None,
+) -> SlotRestore:
+    """`copies`: of files of this store, on this machine."""
     manifest = decode_manifest(store.read(manifest_path), name=manifest_path)
     stored, names = manifest.plan_fingerprint, manifest.operator_names
     match = match_stored(plan, fingerprint(plan), stored=stored, stored_names=names)
     if match is None or lost_in_flight(match, manifest):
         # The driver has looked before: a slot that finds more would lose rows.
         raise IncompatibleCheckpoint(f"{manifest_path} does not fit this query: use a new checkpointLocation.")
-    return _Restoring(StoredFiles(store, manifest), plan, match, slot).restore()
+    reads = ReadBytes()
+    files = StoredFiles(LocalFirst(store, manifest, copies, reads), manifest)
+    return replace(_Restoring(files, plan, match, slot, captured_rows).restore(), reads=reads)
 
 
 def read_source_states(store: Store, manifest: Manifest, plan: JobPlan, match: PlanMatch) -> dict[TaskId, bytes]:
@@ -150,7 +170,7 @@ class StoredCapture:
 class StoredFiles:
     """The files of one checkpoint, each read and checked once, when it is first needed."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: ReadableStore, manifest: Manifest) -> None:
         self.manifest = manifest
         self._store = store
         self._of_slot = {file.slot: file for file in manifest.slots}
@@ -192,16 +212,29 @@ class StoredFiles:
         return [self._captured(side, channel, owner) for side, owner in ends]
 
     def captured_elements(
-        self, stored: ChannelRange, parts: Iterable[CapturedPart], schema: pa.Schema
+        self,
+        stored: ChannelRange,
+        parts: Iterable[CapturedPart],
+        schema: pa.Schema,
+        *,
+        instead: Callable[[StoredElement], NumberedElement] | None = None,
     ) -> Iterator[StoredCapture]:
-        """In sequence, as long as there is no gap; whether all are there is seen at the end."""
+        """In sequence, as long as there is no gap; whether all are there is seen at the end.
+
+        `instead`: what takes the place of one that cannot be read; without it, that is raised.
+        """
         channel = stored.channel
         expected = int(stored.first)
         for part in parts:
             for element in part.elements:
-                data = part.inline if element.file == INLINE else self.shared(part.files[element.file])
-                piece = data[element.offset : element.offset + element.length]
-                sequence, decoded = decode_element(piece, schema, name=f"{part.side} of {channel}")
+                try:
+                    data = part.inline if element.file == INLINE else self.shared(part.files[element.file])
+                    piece = data[element.offset : element.offset + element.length]
+                    sequence, decoded = decode_element(piece, schema, name=f"{part.side} of {channel}")
+                except Damaged:
+                    if instead is None:
+                        raise
+                    sequence, decoded = element.sequence, instead(element)
                 if sequence != expected:
                     break
                 first_row = stored.row if sequence == stored.first else 0
@@ -244,8 +277,11 @@ class StoredFiles:
 
 
 class _Restoring:
-    def __init__(self, files: StoredFiles, plan: JobPlan, match: PlanMatch, slot: SlotIndex) -> None:
+    def __init__(
+        self, files: StoredFiles, plan: JobPlan, match: PlanMatch, slot: SlotIndex, captured_rows: CapturedRows
+    ) -> None:
         self._files = files
+        self._dropped = DroppedRows() if captured_rows is CapturedRows.DROP else None
         self._plan = plan
         self._match = match
         self._slot = slot
@@ -278,6 +314,7 @@ class _Restoring:
             known=self._known,
             recovered_bytes=sum(arrived.size_bytes for channel in recovered.values() for arrived in channel.elements),
             known_files=self._known_files,
+            dropped=() if self._dropped is None else self._dropped.by_edge(),
         )
 
     # -- tasks
@@ -445,7 +482,7 @@ class _Restoring:
         in_phase: list[list[NumberedElement]] = [[] for _ in range(of_phases)]
         for piece, part in zip(pieces, stored, strict=True):
             for sequence, element, _ in self._captured(edge, part):
-                left = _rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism)
+                left = self._restored(edge, _rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism))
                 in_phase[phase_of(sequence, part.phases, of_phases=of_phases)].append(left)
         ends = list(accumulate(len(elements) for elements in in_phase))
         arrived = tuple(
@@ -460,18 +497,25 @@ class _Restoring:
         for sequence, element, first_row in self._captured(edge, stored):
             if isinstance(element, EndOfInput):
                 # An end mark belongs to the run that wrote it: this run's sources say themselves when they end.
-                element = _no_rows(edge.schema)
+                element = no_rows(edge.schema)
+            element = self._restored(edge, element)
             arrived.append(Arrived(sequence, CheckpointId(0), element, element_bytes(element), first_row))
         return RecoveredChannel(tuple(arrived), stored.n, stored.phases)
+
+    def _restored(self, edge: Edge, element: NumberedElement) -> NumberedElement:
+        return element if self._dropped is None else self._dropped.without_rows(edge, element)
 
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
         before = self._match.ways[edge.id]
         parts = self._files.captured_parts(stored, ChannelEnds(sender=before.sender, receiver=before.receiver))
-        if self._keeps_channels(edge) and before.id == edge.id:
+        dropped = self._dropped
+        # If rows are dropped, a checkpoint must not come to refer to them.
+        if self._keeps_channels(edge) and before.id == edge.id and dropped is None:
             for part in parts:
                 self._known += referable(stored.channel, part.elements, part.files)
-        for captured in self._files.captured_elements(stored, parts, edge.schema):
+        instead = None if dropped is None else lambda element: dropped.unread(edge, element.length)
+        for captured in self._files.captured_elements(stored, parts, edge.schema, instead=instead):
             yield captured.sequence, captured.element, captured.first_row
 
 
@@ -493,8 +537,11 @@ def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan, match: Pla
     return open_source(vertex.source).redistribute(stored, parallelism=parallelism)
 
 
-def _open(store: Store, file: SlotFile) -> StateFile:
+def _open(store: ReadableStore, file: SlotFile) -> StateFile:
     """Only its index: sections are read when they are needed, and each is checked by its own sum."""
+    if file.content is not None:
+        check_sum(file.content, FileSum(file.length_bytes, file.crc32), name=file.path)
+        return StateFile.open(file.content, name=file.path)
     if (found_bytes := store.size(file.path)) != file.length_bytes:
         raise Damaged(
             f"State file {file.path} is damaged: it has {found_bytes} bytes where the manifest says "
@@ -525,15 +572,10 @@ def _without_rows(element: NumberedElement, done_rows: int) -> NumberedElement:
 def _rows_of(element: NumberedElement, edge: Edge, piece: Piece, *, max_parallelism: int) -> NumberedElement:
     """What a new channel takes of an element. Marks spoke for one old sender: only their place is kept."""
     if not isinstance(element, Batch):
-        return _no_rows(edge.schema)
+        return no_rows(edge.schema)
     if piece.key_groups is None or element.rows.num_rows == 0:
         return element
     assert isinstance(edge.partitioning, HashPartitioning), "only hash edges are split by key group"
     key_groups = key_group_of(hash_rows(element.rows, edge.partitioning.key_count), max_parallelism)
     own = (key_groups >= piece.key_groups.first) & (key_groups < piece.key_groups.last)
     return Batch(element.rows.take(slots_array(np.flatnonzero(own))))
-
-
-def _no_rows(schema: pa.Schema) -> Batch:
-    """Keeps a mark's place: a hole in the sequence would be in the next capture, too."""
-    return Batch(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema))

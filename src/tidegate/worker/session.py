@@ -18,6 +18,7 @@ from tidegate.network.messages import (
 )
 from tidegate.plan.physical import JobPlan
 from tidegate.storage.store import Store
+from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.restoring import NOTHING_TO_RESTORE, SlotRestore, restore_slot
 
 
@@ -44,6 +45,7 @@ class SlotSession:
     run: GenerationRun | None = field(default=None, init=False)
     is_running: bool = field(default=False, init=False)
     has_left: bool = field(default=False, init=False)
+    comes_back: bool = field(default=False, init=False)
 
     @property
     def generation(self) -> Generation:
@@ -58,8 +60,8 @@ class SlotSession:
 
     def on_message(self, message: ToSlot) -> None:
         match message:
-            case Leave():
-                self.has_left = True
+            case Leave(comes_back=comes_back):
+                self.has_left, self.comes_back = True, comes_back
             case Deploy():
                 # First, so that a failure to begin is reported as this generation's.
                 self.deploy = message
@@ -79,13 +81,23 @@ class SlotSession:
 
 
 def restore_for(
-    deploy: Deploy, store: Store, open_location: Callable[[str], Store], plan: JobPlan, slot: SlotIndex
+    deploy: Deploy,
+    store: Store,
+    open_location: Callable[[str], Store],
+    plan: JobPlan,
+    slot: SlotIndex,
+    *,
+    copies: LocalCopies | None = None,
 ) -> SlotRestore:
+    """`copies`: on this machine, of what the job's own store holds."""
     if deploy.restore_manifest is None:
         return NOTHING_TO_RESTORE
     if deploy.restore_location is None:
-        return restore_slot(store, deploy.restore_manifest, plan, slot)
-    restored = restore_slot(open_location(deploy.restore_location), deploy.restore_manifest, plan, slot)
+        return restore_slot(
+            store, deploy.restore_manifest, plan, slot, captured_rows=deploy.captured_rows, copies=copies
+        )
+    elsewhere = open_location(deploy.restore_location)
+    restored = restore_slot(elsewhere, deploy.restore_manifest, plan, slot, captured_rows=deploy.captured_rows)
     # What lies elsewhere belongs to somebody else: this job's checkpoints must not refer to it.
     return replace(restored, known=[], known_files={})
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.debloat import WindowBounds
-from tidegate.protocol.kinds import Guarantee
+from tidegate.protocol.kinds import CheckpointStorage, Guarantee
+from tidegate.worker.local_copies import LocalRecovery
 
 # Often enough for event time to look smooth, seldom enough not to cut batches short.
 WATERMARK_INTERVAL_MS = 50.0
@@ -47,6 +48,8 @@ class SlotSettings:
     idle_after_ms: float | None = IDLE_AFTER_MS
     inline_below_bytes: int = INLINE_BELOW_BYTES
     state_memory_bytes: int = STATE_MEMORY_BYTES
+    local_recovery: LocalRecovery = LocalRecovery.OFF
+    checkpoint_storage: CheckpointStorage = CheckpointStorage.FILES
 
     def window_bounds(self, *, gate_channels: int, slot_channels: int) -> WindowBounds:
         """Of a gate with so many of its slot's channels."""

@@ -23,6 +23,7 @@ from tidegate.operators.contract import OpenCalls, UserCode
 from tidegate.storage.store import Store
 from tidegate.worker.gate import Arrived
 from tidegate.worker.links import LocalLink, RemoteLink
+from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.mailbox import Background
 from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.settings import SlotSettings
@@ -52,6 +53,7 @@ class SlotRun:
         user_code: UserCode,
         open_calls: OpenCalls,
         send: Callable[[FromSlot], None],
+        copies: LocalCopies | None = None,
     ) -> None:
         self._peers = peers
         self._clock = clock
@@ -70,6 +72,7 @@ class SlotRun:
             user_code=user_code,
             open_calls=open_calls,
             send=send,
+            copies=copies,
         )
         self._poll = select.poll()
         self._between_steps = select.poll()

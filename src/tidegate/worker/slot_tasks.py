@@ -39,6 +39,7 @@ from tidegate.worker.barrier_watch import longest
 from tidegate.worker.build import TaskBuilder, channel_table
 from tidegate.worker.captured import from_frame
 from tidegate.worker.gate import Arrived
+from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import Link, OutputChannel
 from tidegate.worker.restoring import SlotRestore
@@ -73,6 +74,7 @@ class SlotTasks:
         user_code: UserCode,
         open_calls: OpenCalls,
         send: Callable[[FromSlot], None],
+        copies: LocalCopies | None = None,
     ) -> None:
         self._generation = generation
         self._links = links
@@ -117,6 +119,8 @@ class SlotTasks:
             inline_below_bytes=settings.inline_below_bytes,
             send=self._send_of_checkpoint,
             standings=self._task_standings,
+            copies=copies,
+            storage=settings.checkpoint_storage,
         )
         self._snapshots.known.replace(restore.known)
         self._snapshots.known_files = dict(restore.known_files)

@@ -21,12 +21,12 @@ from tidegate.network.messages import (
     TaskPart,
     TaskStanding,
 )
-from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.kinds import CheckpointKind, CheckpointStorage
 from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Redistribution, Section
 from tidegate.state.sst_files import chunks_of
 from tidegate.storage import layout
-from tidegate.storage.manifests import SharedFile
+from tidegate.storage.manifests import MOST_CONTENT_BYTES, SharedFile, check_content
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFileWriter, sum_of
 from tidegate.storage.store import Buffer, Store
 from tidegate.worker.captured import HELD, RECEIVED, section_name
@@ -40,6 +40,7 @@ from tidegate.worker.channel_state import (
     referable,
 )
 from tidegate.worker.gate import CapturedElement, ReceivedCapture
+from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import HeldCapture
 from tidegate.worker.state_files import CheckpointFiles
@@ -132,10 +133,14 @@ class _Wanted(Items[Buffer]):
 
 @dataclass(frozen=True, slots=True)
 class _Uploaded:
-    """`captured`: the shared files of captured data, by which elements number them; `state_files` by their names."""
+    """`captured`: the shared files of captured data, by which elements number them; `state_files` by their names.
+
+    `content`: the state file, where it is stored with the manifest.
+    """
 
     path: str
     file: FileSum
+    content: bytes | None
     captured: list[SharedFile]
     state_files: dict[str, SharedFile]
     async_ms: float
@@ -166,6 +171,8 @@ class SlotSnapshots:
         inline_below_bytes: int,
         send: Callable[[Acknowledge | Decline | SnapshotsTaken], None],
         standings: Callable[[CheckpointId, float], tuple[list[TaskStanding], list[LongStep]]] = _nothing_known,
+        copies: LocalCopies | None = None,
+        storage: CheckpointStorage = CheckpointStorage.FILES,
     ) -> None:
         self._slot = slot
         self._generation = generation
@@ -177,6 +184,8 @@ class SlotSnapshots:
         self._inline_below_bytes = inline_below_bytes
         self._send = send
         self._task_standings = standings
+        self._copies = copies if storage is CheckpointStorage.FILES else None
+        self._storage = storage
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
         self._savepoints: set[CheckpointId] = set()
@@ -237,6 +246,8 @@ class SlotSnapshots:
             assembly.drop()
         self._acknowledged.pop(checkpoint, None)
         self._acknowledged_files.pop(checkpoint, None)
+        if self._copies is not None:
+            self._copies.on_abort(checkpoint)
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint - _REMEMBERED_ABORTS}
         self._aborted.add(checkpoint)
 
@@ -253,6 +264,9 @@ class SlotSnapshots:
         self._acknowledged_files = {
             later: files for later, files in self._acknowledged_files.items() if later > done.checkpoint
         }
+        if (copies := self._copies) is not None:
+            needed = copies.on_done(done.checkpoint)
+            self._background.submit(lambda: copies.prune(done.checkpoint, needed), _ignored)
 
     def close(self) -> None:
         """Ends uploads that are under way: nobody waits for them any more."""
@@ -332,7 +346,8 @@ class SlotSnapshots:
 
     def _encode(self, assembly: _Assembly) -> Iterator[None]:
         """Each step encodes one section, so that the stream goes on in between."""
-        assembly.known_files = self.known_files if assembly.savepoint is None else {}
+        is_alone = assembly.savepoint is not None or self._storage is CheckpointStorage.DRIVER
+        assembly.known_files = {} if is_alone else self.known_files
         for task, part in assembly.parts.items():
             snapshot = part.snapshot
             assembly.writer.add(SectionKey(task, -1, "task", "progress"), encode_task(snapshot.progress))
@@ -349,7 +364,7 @@ class SlotSnapshots:
                 yield
         captures = CaptureWriter(
             [capture for task, part in assembly.parts.items() for capture in _captured(task, part)],
-            known=None if assembly.savepoint is not None else self.known,
+            known=None if is_alone else self.known,
             inline_below_bytes=self._inline_below_bytes,
         )
         yield from captures.encode()
@@ -368,6 +383,7 @@ class SlotSnapshots:
         times = assembly.upload
         uploaded: list[_Uploaded] = []
         to_commit = {task: self._to_commit(task, checkpoint) for task in assembly.parts}
+        copies = self._copies if savepoint is None else None
         captures = assembly.captures
         assert captures is not None, "encoded before it is uploaded"
 
@@ -381,7 +397,9 @@ class SlotSnapshots:
             times.sink_ms = self._clock.monotonic_ms() - times.began_at_ms
             times.is_storing = True
             assembly.raise_if_dropped()
-            files = CheckpointFiles(folder, self._slot, assembly.known_files, self._inline_below_bytes)
+            is_in_manifest = self._storage is CheckpointStorage.DRIVER
+            inline_bytes = MOST_CONTENT_BYTES if is_in_manifest else self._inline_below_bytes
+            files = CheckpointFiles(folder, self._slot, assembly.known_files, inline_bytes)
             for key, section in assembly.with_files:
                 assert section.files is not None
                 assembly.writer.add(key, files.add(section, section.files()))
@@ -394,7 +412,14 @@ class SlotSnapshots:
                 new_sum = sum_of(captures.new_pieces)
                 store.put(new_file, _Wanted(captures.new_pieces, assembly))
                 captured.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
+                if copies is not None:
+                    copies.keep(new_file, captures.new_pieces, length_bytes=new_sum.length_bytes)
                 stored_bytes += new_sum.length_bytes
+            if is_in_manifest:
+                # What did not fit counts, too: it would have to be in a file of its own.
+                check_content(
+                    sum(new.file.length_bytes for new in files.new.values()) + inline_bytes - files.inline_bytes
+                )
             state_files = dict(files.reused)
             for name, new in files.new.items():
                 chunks = _Wanted(chunks_of(new.file), assembly)
@@ -404,7 +429,16 @@ class SlotSnapshots:
                 stored_bytes += chunks_sum.length_bytes
             pieces = assembly.writer.finish()
             file = sum_of(pieces)
-            store.put(path, _Wanted(pieces, assembly))
+            if is_in_manifest:
+                check_content(file.length_bytes)
+            else:
+                store.put(path, _Wanted(pieces, assembly))
+            if copies is not None:
+                copies.keep(path, pieces, length_bytes=file.length_bytes)
+                for reused in captures.reused:
+                    copies.adopt(reused.path)
+                for stored_path, here in files.here.items():
+                    copies.link(stored_path, here.path)
             now_ms = self._clock.monotonic_ms()
             stored_bytes += file.length_bytes
             times.storing_ms, times.stored_bytes = now_ms - storing_since_ms, stored_bytes
@@ -412,6 +446,7 @@ class SlotSnapshots:
                 _Uploaded(
                     path=path,
                     file=file,
+                    content=b"".join(pieces) if is_in_manifest else None,
                     captured=captured,
                     state_files=state_files,
                     async_ms=now_ms - started_ms,
@@ -452,6 +487,9 @@ class SlotSnapshots:
                 held_elements.append(StoredChannel(capture.channel, section.elements))
         self._acknowledged[checkpoint] = references
         self._acknowledged_files[checkpoint] = uploaded.state_files
+        shared = [*uploaded.captured, *uploaded.state_files.values()]
+        if self._copies is not None:
+            self._copies.on_acknowledged(checkpoint, frozenset([uploaded.path, *(file.path for file in shared)]))
         received: list[ChannelCapture] = []
         held: list[ChannelCapture] = []
         for part in assembly.parts.values():
@@ -474,12 +512,17 @@ class SlotSnapshots:
                 ],
                 received=received,
                 held=held,
-                shared=[*uploaded.captured, *uploaded.state_files.values()],
+                shared=shared,
                 held_elements=held_elements,
                 standing=self._standing(checkpoint, assembly),
                 now_ms=self._clock.monotonic_ms(),
+                content=uploaded.content,
             )
         )
+
+
+def _ignored(error: BaseException | None) -> None:
+    """A copy that could not be removed is in nobody's way: the next checkpoint tries again."""
 
 
 def _kind_of(section: Section) -> SectionKind:

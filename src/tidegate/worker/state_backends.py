@@ -41,7 +41,7 @@ def open_backends(name: str, *, memory_bytes: int = STATE_MEMORY_BYTES) -> State
         case "heap":
             return HeapBackends()
         case "rocksdb":
-            return RocksBackends(_local_folder(), memory_bytes=memory_bytes)
+            return RocksBackends(local_folder(), memory_bytes=memory_bytes)
         case _:
             raise OptionError(f"Option 'state.backend' is {name!r}: use heap or rocksdb.")
 
@@ -81,6 +81,7 @@ class RocksBackends:
         self._folder = None
 
 
-def _local_folder() -> Path:
+def local_folder() -> Path:
+    """The executor's own, on this machine."""
     # Spark names its own folders to Python workers, and removes them with the application, whatever became of a worker.
     return Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir())

@@ -17,7 +17,7 @@ from tidegate.state.contract import FetchFile, LocalFile, RestoredSection, Secti
 from tidegate.state.sst_files import StoredFile
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
-from tidegate.storage.store import Store
+from tidegate.storage.store import ReadableStore
 
 
 class StoredFileSection(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +47,8 @@ class CheckpointFiles:
     inline_bytes: int
     reused: dict[str, SharedFile] = field(default_factory=dict)
     new: dict[str, NewFile] = field(default_factory=dict)
+    # Where those that are not inline lie on this machine, by where they are stored.
+    here: dict[str, LocalFile] = field(default_factory=dict)
 
     def add(self, section: Section, files: Sequence[LocalFile]) -> bytes:
         """The section as it is stored."""
@@ -57,6 +59,7 @@ class CheckpointFiles:
             if stored is not None:
                 self.reused[file.name] = stored
                 paths[file.name] = stored.path
+                self.here[stored.path] = file
             elif file.length_bytes <= self.inline_bytes:
                 self.inline_bytes -= file.length_bytes
                 inline[file.name] = file.path.read_bytes()
@@ -64,11 +67,12 @@ class CheckpointFiles:
                 new = NewFile(file, layout.state_table_file(self.folder, self.slot, file.name))
                 self.new[file.name] = new
                 paths[file.name] = new.path
+                self.here[new.path] = file
         return msgspec.msgpack.encode(StoredFileSection(bytes(section.encode()), paths, inline))
 
 
 def restored_section(
-    section: RestoredSection, shared: Mapping[str, SharedFile], store: Store
+    section: RestoredSection, shared: Mapping[str, SharedFile], store: ReadableStore
 ) -> tuple[RestoredSection, dict[str, SharedFile]]:
     """A section from its stored form; and its files by name, for checkpoints that come to refer to them."""
     try:

@@ -268,7 +268,7 @@ class SimSlot:
         for task in self.tasks.tasks:
             task.sizer = task._timer_sizer = task.giving_sizer = self._slices
         self._session.on_built(self.tasks)
-        self._send(Ready(deploy.generation, restore.recovered_bytes))
+        self._send(Ready(deploy.generation, restore.recovered_bytes, list(restore.dropped)))
 
     def _tear_down(self) -> None:
         self._session.on_torn_down()

@@ -1,0 +1,146 @@
+"""Jobs whose rows carry ids: each comes out with its key, its id, and which of its key's rows it is."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.model.ids import SlotIndex
+from tidegate.operators.contract import ProcessorHandle, Times
+from tidegate.plan.expressions import Column
+from tidegate.plan.lower import lower
+from tidegate.plan.nodes import Project, Scan, Sink, TransformWithState
+from tidegate.plan.physical import JobPlan
+from tidegate.storage.job_log import JobLog, retained_checkpoints
+from tidegate.storage.manifests import Manifest, decode_manifest
+from tidegate.storage.store import LocalFiles, open_store
+from tidegate.testing.local_jobs import local_job
+from tidegate.testing.threads import NamedUserCode, ThreadLauncher
+from tidegate.worker.restoring import restore_slot
+from tidegate.worker.settings import SlotSettings
+
+KEYS = 37
+ROWS = 2000
+FILES = 4
+ALIGNED, UNALIGNED = None, 0.0
+_SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+NUMBERED = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("n", pa.int64())])
+
+
+class NumberingProcessor:
+    def __init__(self, before_row: Callable[[], None]) -> None:
+        self._before_row = before_row
+
+    def init(self, handle: ProcessorHandle) -> None:
+        self._count = handle.value_state("count", ("n",))
+
+    def handle_rows(
+        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
+    ) -> Iterable[tuple[Any, ...]]:
+        stored = self._count.get()
+        n = 0 if stored is None else stored[0]
+        for row in rows:
+            self._before_row()
+            n += 1
+            yield (*key, row[-1], n)
+        self._count.update((n,))
+
+    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
+        raise AssertionError("there are no timers")
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(slots=True)
+class NumberedRows:
+    """A folder with input, checkpoints and output; `settings` go to the slots, `spec` to the job."""
+
+    folder: Path
+    slots: int = 2
+    switch_after_ms: float | None = UNALIGNED
+    interval_ms: float = 30
+    sink: str = "parquet"
+    sink_options: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    open_job_store: Callable[[str], Any] = open_store
+
+    def __post_init__(self) -> None:
+        (self.folder / "in").mkdir(exist_ok=True)
+        for file in range(FILES):
+            ids = range(file * ROWS // FILES, (file + 1) * ROWS // FILES)
+            table = pa.table({"k": [i % KEYS for i in ids], "v": list(ids)})
+            pq.write_table(table, self.folder / "in" / f"{file}.parquet")
+
+    @property
+    def location(self) -> str:
+        return str(self.folder / "chk")
+
+    @property
+    def store(self) -> LocalFiles:
+        return LocalFiles(self.folder / "chk")
+
+    def plan(self) -> JobPlan:
+        k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
+        keyed = Project(
+            Scan("parquet", {"path": str(self.folder / "in")}, _SCHEMA),
+            (k, k, v),
+            pa.schema([("k", pa.int64()), ("k", pa.int64()), ("v", pa.int64())]),
+        )
+        options = {"path": str(self.folder / "out"), "checkpointLocation": self.location} | self.sink_options
+        sink = Sink(self.sink, options if self.sink == "parquet" else self.sink_options, NUMBERED)
+        return lower(
+            TransformWithState(keyed, 1, b"number", NUMBERED), sink, parallelism=self.slots, max_parallelism=128
+        )
+
+    def job(self, *, before_row: Callable[[], None] = lambda: None, keep: int = 2, **spec: Any) -> Coordinator:
+        settings: dict[str, Any] = {"window_bytes": 4096, "state_backend": "heap"} | self.settings
+        made = local_job(
+            "numbered",
+            SlotSettings(plan=self.plan(), checkpoint_location=self.location, **settings),
+            interval_ms=self.interval_ms,
+            switch_after_ms=self.switch_after_ms,
+            keep=keep,
+            restart=spec.pop("restart", None),
+            available_now=True,
+        )
+        code = NamedUserCode(processors={"number": lambda: NumberingProcessor(before_row)})
+        return Coordinator(replace(made, **spec), self.open_job_store(self.location), ThreadLauncher(code), versions={})
+
+    def stop_after(self, checkpoints: int, **job: Any) -> None:
+        coordinator = self.job(before_row=lambda: time.sleep(0.002), **job)
+        coordinator.start()
+        while coordinator.view().committed_checkpoints < checkpoints:
+            assert not coordinator.wait(0.01), "it ended before it could be stopped"
+        coordinator.stop()
+        assert coordinator.wait(20)
+
+    def finish(self, **job: Any) -> Coordinator:
+        coordinator = self.job(**job)
+        coordinator.start()
+        assert coordinator.wait(60), f"still {coordinator.view().state}"
+        return coordinator
+
+    def output(self) -> list[tuple[int, int, int]]:
+        """Key, id, and which of its key's rows it is; sorted."""
+        return sorted((row["k"], row["v"], row["n"]) for row in pq.read_table(self.folder / "out").to_pylist())
+
+    def retained(self) -> list[Manifest]:
+        completed = retained_checkpoints(JobLog(self.store, driver="a reader").read())
+        return [decode_manifest(self.store.read(each.manifest), name=each.manifest) for each in completed]
+
+    def captured_ids(self, manifest: Manifest) -> list[int]:
+        path = f"checkpoints/{manifest.checkpoint}-g{manifest.generation}/manifest.json"
+        restored = [restore_slot(self.store, path, self.plan(), SlotIndex(slot)) for slot in range(self.slots)]
+        batches = [a.element for r in restored for channel in r.recovered.values() for a in channel.elements]
+        return sorted(id for batch in batches if hasattr(batch, "rows") for id in batch.rows.column("v").to_pylist())
+
+
+def golden() -> list[tuple[int, int]]:
+    """Which of its key's rows each is depends on the order of arrival; that there are so many does not."""
+    return sorted((id % KEYS, id) for id in range(ROWS))
