@@ -12,6 +12,7 @@ SHARED = "shared"
 SAVEPOINTS = "savepoints"
 STAGING = "staging"
 STATISTICS = "statistics"
+TRIALS = "trials"
 
 # Wide enough that names sort as numbers do for the life of any job.
 _LOG_DIGITS = 12
@@ -86,6 +87,11 @@ def state_table_file(folder: CheckpointFolder, slot: SlotIndex, name: str) -> st
 def failed_statistics() -> str:
     """Of the last checkpoints that failed; nothing depends on it."""
     return f"{STATISTICS}/failed.json"
+
+
+def trial(name: str) -> str:
+    """A file that is written and deleted again before a query starts, to see whether it can be."""
+    return f"{TRIALS}/{_plain(name)}"
 
 
 def staging_folder(source: str) -> str:

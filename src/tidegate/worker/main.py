@@ -27,7 +27,7 @@ from tidegate.network.messages import (
     encode,
 )
 from tidegate.operators.contract import UserCode
-from tidegate.storage.store import open_store
+from tidegate.storage.store import Store, open_store
 from tidegate.worker.freed_memory import keep_freed_memory
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
 from tidegate.worker.session import SlotSession, restore_for
@@ -80,7 +80,7 @@ class _Slot:
         self._slot = slot
         self._user_code = user_code
         self._clock = SystemClock()
-        self._store = open_store(order.settings.checkpoint_location)
+        self._store = self._open_location(order.settings.checkpoint_location)
         self._listener = Listener(bind_host=order.bind_host, advertised_host=order.advertised_host, ports=order.ports)
         self._coordinator = self._dial_coordinator()
         self._mailbox = Mailbox()
@@ -156,7 +156,7 @@ class _Slot:
         peers = mesh.take()
         mesh.close()
         self._mesh = None
-        restore = restore_for(deploy, self._store, open_store, self._order.settings.plan, self._slot)
+        restore = restore_for(deploy, self._store, self._open_location, self._order.settings.plan, self._slot)
         self._run = SlotRun(
             settings=self._order.settings,
             slot=self._slot,
@@ -164,7 +164,7 @@ class _Slot:
             peers=peers,
             restore=restore,
             store=self._store,
-            open_location=open_store,
+            open_location=self._open_location,
             background=self._background,
             clock=self._clock,
             user_code=self._user_code,
@@ -173,6 +173,9 @@ class _Slot:
         )
         self._session.on_built(self._run)
         self._send(Ready(deploy.generation, restore.recovered_bytes))
+
+    def _open_location(self, location: str) -> Store:
+        return open_store(location, self._order.settings.access)
 
     def _send(self, message: FromSlot) -> None:
         self._coordinator.send(encode(message))
