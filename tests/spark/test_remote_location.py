@@ -24,7 +24,7 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def session(spark: SparkSession, server: S3Server) -> Iterator[SparkSession]:
+def session(spark: SparkSession, server: S3Server) -> SparkSession:
     own = spark.newSession()
     for name, value in server.settings().items():
         own.conf.set(name, value)
@@ -47,7 +47,8 @@ def run(session: SparkSession, folder: Path, location: str) -> None:
 def test_a_query_keeps_its_checkpoints_on_s3_and_resumes(
     session: SparkSession, server: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    # Not of every logger: at that level py4j writes down whatever Python and Java say to each other.
+    caplog.set_level(logging.DEBUG, logger="tidegate")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"v": 1}\n{"v": 1}\n')
     run(session, tmp_path, "s3a://spark/chk")
