@@ -13,10 +13,10 @@ from pyarrow.fs import FileSelector, FileSystemHandler, LocalFileSystem, PyFileS
 
 
 def hdfs_in(folder: Path) -> PyFileSystem:
-    return PyFileSystem(_HdfsRules(folder))
+    return PyFileSystem(HdfsRules(folder))
 
 
-class _HdfsRules(FileSystemHandler):  # type: ignore[misc]
+class HdfsRules(FileSystemHandler):  # type: ignore[misc]
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files = SubTreeFileSystem(str(folder), LocalFileSystem())
