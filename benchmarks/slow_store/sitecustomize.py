@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from tidegate.storage import store
 
@@ -24,8 +25,8 @@ class SlowFiles(store.LocalFiles):
         super()._write_synced(target, data)
 
 
-def open_slowly(location: str) -> store.Store:
-    opened = _open_store(location)
+def open_slowly(location: str, *given: Any, **named: Any) -> store.Store:
+    opened = _open_store(location, *given, **named)
     return SlowFiles(opened.root) if isinstance(opened, store.LocalFiles) else opened
 
 

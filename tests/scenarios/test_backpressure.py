@@ -14,6 +14,7 @@ from tidegate.operators.contract import ProcessorHandle, Times
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import MapInArrow, Scan, Sink, TransformWithState
 from tidegate.protocol.admission import ActiveBackpressure
+from tidegate.storage.access import StoreAccess
 from tidegate.storage.store import Data, LocalFiles, Store, open_store
 from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import NamedUserCode, ThreadLauncher
@@ -169,7 +170,7 @@ def test_a_slow_store_throttles_a_healthy_stream_only_if_backpressure_is_strict(
     running: list[Coordinator],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def open_slowly(location: str) -> Store:
+    def open_slowly(location: str, _: StoreAccess) -> Store:
         opened = open_store(location)
         assert isinstance(opened, LocalFiles)
         return SlowFiles(opened.root)

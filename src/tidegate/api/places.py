@@ -7,10 +7,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from tidegate.model.errors import OptionError
 from tidegate.plan.nodes import Sink
 from tidegate.plan.physical import JobPlan
+from tidegate.spark.hadoop_conf import store_access
 from tidegate.storage import layout
+from tidegate.storage.access import StoreAccess
+from tidegate.storage.reachable import check_readable, check_writable
 from tidegate.storage.store import local_path
 
 
@@ -29,6 +34,15 @@ def remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         with suppress(OSError):  # not made, or in use by somebody else: both are fine
             folder.rmdir()
+
+
+def reachable(spark: SparkSession, location: str, restore_from: str | None) -> StoreAccess:
+    """What the session says about reaching these places. Raises `OptionError` if they cannot be reached with it."""
+    access = store_access(spark, [location] if restore_from is None else [location, restore_from])
+    check_writable(location, access)
+    if restore_from is not None:
+        check_readable(restore_from, access)
+    return access
 
 
 def path_option(options: Iterable[tuple[str, str]]) -> str | None:

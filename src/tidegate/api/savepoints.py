@@ -16,6 +16,7 @@ from tidegate.protocol.job import JobState
 from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.storage import layout
+from tidegate.storage.reachable import check_writable
 from tidegate.storage.store import local_path, open_store
 
 # Short, so that Ctrl-C is noticed at once on every platform.
@@ -61,7 +62,9 @@ def take_savepoint(
     _await_running(coordinator)
     absent = missing_folders([folder])
     try:
-        open_store(folder)  # said here and not by a slot: an unknown scheme, a file in the way, no permission
+        # Said here and not by a slot: an unknown scheme, a file in the way, no permission, a bucket that is not there.
+        open_store(folder, coordinator.access)
+        check_writable(folder, coordinator.access)
         return _await(coordinator, coordinator.savepoint(folder, alignment=alignment, afterwards=afterwards))
     except JobFailure as failure:
         remove_empty(absent)

@@ -14,7 +14,14 @@ from tidegate.api.advice import advice
 from tidegate.api.control import serve
 from tidegate.api.ingest import Feeds, IngestingPlan, read_ingesting, settle_staging
 from tidegate.api.options import SESSION_PREFIX, QueryOptions, read_options, split_options
-from tidegate.api.places import checkpoint_path, missing_folders, path_option, refuse_own_output, remove_empty
+from tidegate.api.places import (
+    checkpoint_path,
+    missing_folders,
+    path_option,
+    reachable,
+    refuse_own_output,
+    remove_empty,
+)
 from tidegate.api.query import StreamingQuery, active_queries
 from tidegate.api.savepoints import SavepointPlace
 from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_sink, detach, staging_folder_of
@@ -328,6 +335,7 @@ class DataStreamWriter:
             if vertex.source is not None:
                 open_source(vertex.source)
         refuse_own_output(plan, sink)
+        access = reachable(spark, location, restore_from)
         feeds = Feeds(
             spark,
             ingested.parts,
@@ -355,6 +363,7 @@ class DataStreamWriter:
                 checkpoint_interval_ms=options.checkpoints.interval_ms,
                 max_concurrent_checkpoints=options.checkpoints.max_concurrent,
                 debloat_target_ms=options.debloat_target_ms,
+                access=access,
             ),
             fingerprint=tuple(fingerprint(plan)),
             checkpoints=options.checkpoints,
@@ -380,7 +389,7 @@ class DataStreamWriter:
             Listener(bind_host=spec.slot_bind_host, advertised_host=spec.advertised_host, ports=spec.ports).close()
         use_driver_interpreter(spark)
         launcher = SparkLauncher(spark, claim)
-        coordinator = Coordinator(spec, open_store(location), launcher, versions=package_versions())
+        coordinator = Coordinator(spec, open_store(location, access), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
         coordinator.on_finish(lambda: detach(sink))
         feeds.attach()

@@ -23,6 +23,7 @@ from tidegate.model.errors import JobFailure, TidegateError
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.protocol.job import JobState
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
+from tidegate.storage.access import StoreAccess
 from tidegate.storage.store import Store, open_store
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
 
@@ -60,7 +61,7 @@ class Coordinator:
                 on_cancel=spec.on_cancel,
                 without_captured_rows=spec.without_captured_rows,
             ),
-            open_location=open_store,
+            open_location=lambda location: open_store(location, self.access),
             wall_ms=self._clock.wall_ms,
         )
         self._mailbox = Mailbox()
@@ -104,6 +105,11 @@ class Coordinator:
     def stop(self) -> None:
         """Asks for the end; `wait` for it."""
         self.post(lambda: self._driver.stop())
+
+    @property
+    def access(self) -> StoreAccess:
+        """What every location of this job is opened with."""
+        return self._spec.slot_settings.access
 
     def wait(self, timeout_s: float | None) -> bool:
         return self._finished.wait(timeout_s)

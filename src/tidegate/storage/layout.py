@@ -14,6 +14,7 @@ STAGING = "staging"
 STATISTICS = "statistics"
 RUNNING = "running"
 MANIFEST = "manifest.json"
+TRIALS = "trials"
 
 # Wide enough that names sort as numbers do for the life of any job.
 _LOG_DIGITS = 12
@@ -94,6 +95,11 @@ def failed_statistics() -> str:
 def running_query() -> str:
     """Where the query that runs here can be reached; nothing depends on it."""
     return f"{RUNNING}/query.json"
+
+
+def trial(name: str) -> str:
+    """A file that is written and deleted again before a query starts, to see whether it can be."""
+    return f"{TRIALS}/{_plain(name)}"
 
 
 def staging_folder(source: str) -> str:

@@ -1,8 +1,12 @@
 """A store on S3, GCS, Azure or in memory, through obstore. Never used for local files: see `LocalFiles`."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
 
 from obstore.exceptions import (
     AlreadyExistsError,
@@ -15,25 +19,41 @@ from obstore.store import ObjectStore as RemoteStore
 from obstore.store import from_url
 
 from tidegate.model.errors import DidNotHappen, MayHaveHappened, OptionError
-from tidegate.storage.store import AlreadyThere, Created, Data, missing, pieces_of, whole_range
+from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
+from tidegate.storage.hadoop_settings import AZURE_SCHEMES, for_obstore
+from tidegate.storage.store import AlreadyThere, Created, Data, Patience, missing, pieces_of, whole_range
 
 # Below this a list of pieces is joined: one request is cheaper than a multipart upload.
 _JOIN_BELOW_BYTES = 5 << 20
+# For an answer before anything starts: a service that is there answers within a second.
+_SHORT_RETRIES: dict[str, Any] = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
+# The service's own word for what is wrong; the rest of its answer may show who asked.
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 # Answers after which the service surely wrote nothing.
 _REFUSALS = (PermissionError, FileNotFoundError, InvalidPathError, NotSupportedError, UnauthenticatedError)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """S3, GCS, Azure or memory, through obstore. Credentials come from the environment, as obstore finds them."""
+    """S3, GCS, Azure or memory, through obstore. What the access does not say, obstore finds in the environment."""
 
     location: str
     remote: RemoteStore = field(repr=False)
 
     @classmethod
-    def connect(cls, location: str) -> "ObjectStore":
+    def connect(
+        cls, location: str, access: StoreAccess = FROM_ENVIRONMENT, *, patience: Patience = Patience.LONG
+    ) -> "ObjectStore":
+        """Opens it without asking the service anything."""
+        _refuse_credentials_in(location)
+        said = for_obstore(location, access)
+        arguments: dict[str, Any] = {"config": dict(said.config) or None, "client_options": dict(said.client) or None}
+        if said.credentials is not None:
+            arguments["credential_provider"] = said.credentials
+        if patience is Patience.SHORT:
+            arguments["retry_config"] = _SHORT_RETRIES
         try:
-            return cls(location, from_url(location))
+            return cls(location, from_url(location, **arguments))
         except (BaseError, ValueError) as error:
             raise OptionError(f"Location {location!r} cannot be opened: {_first_line(error)}.") from error
 
@@ -100,6 +120,18 @@ def _writing(name: str) -> Iterator[None]:
         raise MayHaveHappened(f"{name} may or may not be written: {_first_line(error)}.") from error
 
 
+def _refuse_credentials_in(location: str) -> None:
+    """A location is written into logs and manifests, so it must not carry a secret; Azure's names a container there."""
+    if "@" in urlsplit(location).netloc and location.split(":", 1)[0].lower() not in AZURE_SCHEMES:
+        raise OptionError(
+            "The location has credentials before an @ in its URL: take them out, and set "
+            "spark.hadoop.fs.s3a.access.key and spark.hadoop.fs.s3a.secret.key instead."
+        )
+
+
 def _first_line(error: BaseException) -> str:
     # obstore adds a dump of its internals below the first line.
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    if (code := _CODE.search(str(error))) is None:
+        return first
+    return f"{first.split(': <', 1)[0]}, {code[1]}"

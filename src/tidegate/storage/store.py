@@ -10,15 +10,19 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, Missing, OptionError
+from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Data: TypeAlias = Buffer | Sequence[Buffer]
 
-REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+# Of what Hadoop knows, those whose rename is one step: what copies and deletes instead may have two winners.
+HADOOP_SCHEMES = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "ofs", "o3fs")
 # A folder can vanish between making it and writing into it, because deleting its last file removes it.
 _FOLDER_ATTEMPTS = 20
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -62,20 +66,31 @@ class Store(ReadableStore, Protocol):
         ...
 
 
-def open_store(location: str) -> Store:
-    """The store at a local path, a `file:` URL (the folder is made) or an `s3://`, `gs://`, `az://` URL."""
+class Patience(Enum):
+    """How long a remote store is asked again when it does not answer."""
+
+    LONG = "as a running job, which must survive a short outage"
+    SHORT = "as somebody who waits for an answer before anything starts"
+
+
+def open_store(location: str, access: StoreAccess = FROM_ENVIRONMENT, *, patience: Patience = Patience.LONG) -> Store:
+    """The store at a local path, a `file:` URL (the folder is made) or the URL of an object store or of HDFS."""
     folder = local_path(location)
     if folder is not None:
         return LocalFiles(make_folder(folder, what="the storage location"))
     scheme = location.split(":", 1)[0].lower()
-    if scheme not in REMOTE_SCHEMES:
-        known = ", ".join(f"{name}://" for name in REMOTE_SCHEMES)
+    if scheme in HADOOP_SCHEMES:
+        from tidegate.storage.hadoop_files import HadoopFiles
+
+        return HadoopFiles.connect(location, access)
+    if scheme not in OBJECT_SCHEMES:
+        known = ", ".join(f"{name}://" for name in (*OBJECT_SCHEMES, *HADOOP_SCHEMES))
         raise OptionError(
             f"Location {location!r} has the unknown scheme {scheme!r}: use a local path, file: or one of {known}."
         )
     from tidegate.storage.object_store import ObjectStore
 
-    return ObjectStore.connect(location)
+    return ObjectStore.connect(location, access, patience=patience)
 
 
 def open_existing(location: str) -> Store:

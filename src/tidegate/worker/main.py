@@ -27,7 +27,7 @@ from tidegate.network.messages import (
     encode,
 )
 from tidegate.operators.contract import UserCode
-from tidegate.storage.store import open_store
+from tidegate.storage.store import Store, open_store
 from tidegate.worker.freed_memory import keep_freed_memory
 from tidegate.worker.local_copies import open_local_copies
 from tidegate.worker.machine_memory import machine_memory_bytes
@@ -83,7 +83,7 @@ class _Slot:
         self._slot = slot
         self._user_code = user_code
         self._clock = SystemClock()
-        self._store = open_store(order.settings.checkpoint_location)
+        self._store = self._open_location(order.settings.checkpoint_location)
         self._listener = Listener(bind_host=order.bind_host, advertised_host=order.advertised_host, ports=order.ports)
         settings = order.settings
         self._copies = open_local_copies(
@@ -171,7 +171,7 @@ class _Slot:
         mesh.close()
         self._mesh = None
         plan = self._order.settings.plan
-        restore = restore_for(deploy, self._store, open_store, plan, self._slot, copies=self._copies)
+        restore = restore_for(deploy, self._store, self._open_location, plan, self._slot, copies=self._copies)
         self._run = SlotRun(
             settings=self._order.settings,
             slot=self._slot,
@@ -179,7 +179,7 @@ class _Slot:
             peers=peers,
             restore=restore,
             store=self._store,
-            open_location=open_store,
+            open_location=self._open_location,
             background=self._background,
             clock=self._clock,
             user_code=self._user_code,
@@ -198,6 +198,9 @@ class _Slot:
                 damaged_copies=restore.reads.damaged_copies,
             )
         )
+
+    def _open_location(self, location: str) -> Store:
+        return open_store(location, self._order.settings.access)
 
     def _send(self, message: FromSlot) -> None:
         self._coordinator.send(encode(message))

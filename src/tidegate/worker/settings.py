@@ -6,6 +6,7 @@ from tidegate.plan.physical import JobPlan
 from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.debloat import WindowBounds
 from tidegate.protocol.kinds import CheckpointStorage, Guarantee
+from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.worker.local_copies import LocalRecovery
 
 # Often enough for event time to look smooth, seldom enough not to cut batches short.
@@ -30,7 +31,7 @@ class SlotSettings:
     """`debloat_target_ms`: windows follow what a gate consumes in that time; None leaves them as they are.
 
     `network_memory_bytes` bounds the windows of all channels into a slot together, `state_memory_bytes` what backends
-    on disk have in memory for all tasks of the slot.
+    on disk have in memory for all tasks of the slot. `access` opens every location of the job.
     """
 
     plan: JobPlan
@@ -50,6 +51,7 @@ class SlotSettings:
     state_memory_bytes: int = STATE_MEMORY_BYTES
     local_recovery: LocalRecovery = LocalRecovery.OFF
     checkpoint_storage: CheckpointStorage = CheckpointStorage.FILES
+    access: StoreAccess = FROM_ENVIRONMENT
 
     def window_bounds(self, *, gate_channels: int, slot_channels: int) -> WindowBounds:
         """Of a gate with so many of its slot's channels."""

@@ -1,0 +1,70 @@
+"""What a store on HDFS does beyond the conformance suite: leftovers, renames of unknown outcome, its own layout."""
+
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import PyFileSystem
+
+from tests.hdfs_rules import HdfsRules, hdfs_in
+from tidegate.model.errors import DidNotHappen, MayHaveHappened
+from tidegate.storage.hadoop_files import HadoopFiles
+from tidegate.storage.store import AlreadyThere, Created
+
+LOCATION = "hdfs://name-node:8020/chk"
+
+
+class SilentNameNode(HdfsRules):
+    """Renames are not answered."""
+
+    def move(self, src: str, dest: str) -> None:
+        raise OSError(110, "Connection timed out")
+
+
+class FullDisk(HdfsRules):
+    def create_dir(self, path: str, recursive: bool) -> None:
+        raise OSError(28, "No space left")
+
+
+def test_what_a_killed_writer_left_is_hidden_and_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "chk" / "log" / "1#77").mkdir(parents=True)
+    (tmp_path / "chk" / "log" / "1#77" / "#content-77").write_bytes(b"half")
+    (tmp_path / "chk" / "log" / "2#78").write_bytes(b"half")
+    store = HadoopFiles(LOCATION, hdfs_in(tmp_path), "/chk")
+    assert store.list() == []
+    assert store.create("log/1", b"whole") == Created()
+    assert store.list() == ["log/1"]
+
+
+def test_a_loser_that_was_killed_inside_the_winners_folder_changes_nothing(tmp_path: Path) -> None:
+    store = HadoopFiles(LOCATION, hdfs_in(tmp_path), "/chk")
+    store.create("log/1", b"winner")
+    (tmp_path / "chk" / "log" / "1" / "1#77").mkdir()
+    (tmp_path / "chk" / "log" / "1" / "1#77" / "#content-77").write_bytes(b"loser")
+    assert (store.read("log/1"), store.list()) == (b"winner", ["log/1"])
+    store.delete("log/1")
+    assert store.list() == []
+    assert store.create("log/1", b"next") == Created()
+
+
+def test_a_created_file_can_be_replaced_and_a_replaced_one_not_created(tmp_path: Path) -> None:
+    store = HadoopFiles(LOCATION, hdfs_in(tmp_path), "/chk")
+    store.create("a", b"first")
+    store.put("a", b"second")
+    store.put("b", b"put")
+    assert (store.read("a"), store.size("a")) == (b"second", 6)
+    assert store.create("a", b"third") == store.create("b", b"third") == AlreadyThere()
+    assert (store.read("a"), store.read("b"), store.list()) == (b"second", b"put", ["a", "b"])
+
+
+def test_a_rename_that_nobody_answers_may_have_happened(tmp_path: Path) -> None:
+    store = HadoopFiles(LOCATION, PyFileSystem(SilentNameNode(tmp_path)), "/chk")
+    with pytest.raises(MayHaveHappened, match="hdfs://name-node:8020/chk/log/1 may or may not be written"):
+        store.create("log/1", b"1")
+    with pytest.raises(MayHaveHappened, match="Connection timed out"):
+        store.put("a", b"1")
+
+
+def test_what_could_not_be_written_did_not_happen(tmp_path: Path) -> None:
+    store = HadoopFiles(LOCATION, PyFileSystem(FullDisk(tmp_path)), "/chk")
+    with pytest.raises(DidNotHappen, match="No space left"):
+        store.create("log/1", b"1")
