@@ -18,8 +18,9 @@ class Redistribution(Enum):
     BROADCAST = "broadcast"  # every subtask gets the section of the old subtask that had applied most
 
 
-# The name of a section that is a whole instance of RocksDB.
+# The name of a section that is a whole instance of RocksDB, and of one that is a log of rows.
 ROCKSDB_SECTION = "sst"
+ROW_LOG_SECTION = "rows"
 
 # Whole, or as a list of pieces that belong together, which need not be copied into one.
 Encoded: TypeAlias = bytes | memoryview | Sequence[memoryview]
@@ -47,7 +48,8 @@ class Section:
     change either, until nobody refers to it.
 
     `files`: those that belong to it and need not be stored again if they are. Asking for them may take its time, and
-    so may the encoder of such a section: both are called beside the loop.
+    so may the encoder of such a section: both are called beside the loop. `steps`: what is to be done before, between
+    steps of the stream; each takes a few ms.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Section:
     encoder: Callable[[], Encoded]
     redistribution: Redistribution = Redistribution.KEYED
     files: Callable[[], Sequence[LocalFile]] | None = None
+    steps: Callable[[], Iterator[None]] | None = None
 
     def pieces(self) -> Sequence[memoryview]:
         """One after the other they are the section."""
@@ -90,6 +93,17 @@ class KeyedState(Protocol):
     def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]: ...
 
 
+class BulkState(KeyedState, Protocol):
+    """For vectorised operators: many keys at once, each with its key group, none of them twice."""
+
+    def get_many(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> list[bytes | None]: ...
+    def put_many(self, key_groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes]) -> None: ...
+    def delete_many(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> None: ...
+    def entries_from(self, key_group: int, start: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """In the order of their keys, up to so many, the first of them not below `start`."""
+        ...
+
+
 @runtime_checkable
 class OrderedState(KeyedState, Protocol):
     """One whose entries lie in the order of their keys: those that begin alike are found without an index of them."""
@@ -104,7 +118,7 @@ class OrderedState(KeyedState, Protocol):
 class StateBackend(Protocol):
     """All keyed state of one operator in one subtask."""
 
-    def keyed(self, name: str) -> KeyedState:
+    def keyed(self, name: str) -> BulkState:
         """The state of that name, made empty if it is not there yet."""
         ...
 

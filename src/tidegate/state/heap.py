@@ -3,14 +3,14 @@
 Must never change a dictionary that a snapshot still refers to.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state.contract import ROCKSDB_SECTION, RestoredSection, Section
+from tidegate.state.contract import ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection, Section
 
 # A section is encoded between two steps of the stream: about this much keeps the stream waiting for a few ms.
 SECTION_TARGET_BYTES = 1 << 20
@@ -48,6 +48,20 @@ class HeapState:
     def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
         # A list of its own lets the caller write while it scans.
         return iter(list(self._groups.get(key_group, {}).items()))
+
+    def get_many(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(key_group, key) for key_group, key in zip(key_groups, keys, strict=True)]
+
+    def put_many(self, key_groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        for key_group, key, value in zip(key_groups, keys, values, strict=True):
+            self.put(key_group, key, value)
+
+    def delete_many(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> None:
+        for key_group, key in zip(key_groups, keys, strict=True):
+            self.delete(key_group, key)
+
+    def entries_from(self, key_group: int, start: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        return sorted(entry for entry in self._groups.get(key_group, {}).items() if entry[0] >= start)[:most]
 
     def size_bytes(self) -> int:
         return self._size_bytes
@@ -138,15 +152,19 @@ def is_keyed_section(name: str) -> bool:
 
 def read_section(section: RestoredSection, key_groups: KeyGroupRange) -> tuple[str, Iterator[tuple[int, bytes, bytes]]]:
     """The state's name, and key group, key and value of each entry in these key groups."""
-    if section.name == ROCKSDB_SECTION:
-        raise IncompatibleCheckpoint(
-            "The checkpoint was taken with state.backend=rocksdb, which the heap backend cannot read: set "
-            "state.backend to rocksdb."
-        )
+    refuse_files(section)
     if not section.name.startswith(_SECTION_PREFIX):
         raise ProtocolViolation(f"Section {section.name!r} is not keyed state and cannot be restored as such.")
     name = section.name.removeprefix(_SECTION_PREFIX)
     return name, _entries_of(section, name, key_groups)
+
+
+def refuse_files(section: RestoredSection) -> None:
+    if section.name in (ROCKSDB_SECTION, ROW_LOG_SECTION):
+        raise IncompatibleCheckpoint(
+            "The checkpoint was taken with state.backend=rocksdb, which the heap backend cannot read: set "
+            "state.backend to rocksdb."
+        )
 
 
 def _entries_of(section: RestoredSection, name: str, key_groups: KeyGroupRange) -> Iterator[tuple[int, bytes, bytes]]:

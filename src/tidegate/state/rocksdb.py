@@ -5,8 +5,9 @@ While the files of a snapshot are being made, writes wait in memory, and are see
 into the snapshot.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NoReturn, cast
 from urllib.parse import quote, unquote
 
 from tidegate.model.errors import DidNotHappen, ProtocolViolation
@@ -56,11 +57,7 @@ class RocksState:
         return value
 
     def put(self, key_group: int, key: bytes, value: bytes) -> None:
-        if key_group not in self._instance.key_groups:
-            raise ProtocolViolation(
-                f"State {self._name!r} got a key of key group {key_group}, but this subtask owns "
-                f"{self._instance.key_groups.first} to {self._instance.key_groups.last - 1}."
-            )
+        self._check_own(key_group)
         stored_key = prefix_of(key_group) + key
         if self._holds(stored_key, value):
             return
@@ -79,6 +76,38 @@ class RocksState:
             del self._family[stored_key]
         except Exception as error:
             self._fail("written", error)
+
+    def get_many(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> list[bytes | None]:
+        stored_keys = _stored_keys(key_groups, keys)
+        if self.held is not None:
+            self._backend.let_go()
+        found: list[bytes | None] = [None] * len(keys)
+        if self._family is not None and keys:
+            try:
+                found = cast(list[bytes | None], self._family.get(cast(Any, stored_keys)))
+            except Exception as error:
+                self._fail("read", error)
+        if not self.held:
+            return found
+        held = self.held
+        return [held.get(key, value) for key, value in zip(stored_keys, found, strict=True)]
+
+    def put_many(self, key_groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        for key_group in {min(key_groups), max(key_groups)} if keys else ():
+            self._check_own(key_group)
+        self._write(list(zip(_stored_keys(key_groups, keys), values, strict=True)))
+
+    def delete_many(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> None:
+        if self._family is not None or self.held is not None:
+            self._write([(key, None) for key in _stored_keys(key_groups, keys)])
+
+    def entries_from(self, key_group: int, start: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        if self.held is not None:
+            self._backend.settle()
+        if self._family is None:
+            return []
+        entries = entries_of(self._family, key_group, key_group + 1, start)
+        return list(islice(self._walk(entries), most))
 
     def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
         if self.held is not None:
@@ -143,6 +172,27 @@ class RocksState:
         self.held[stored_key] = value
         self._backend.held_bytes += len(stored_key) + (0 if value is None else len(value))
         return True
+
+    def _write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        if self.held is not None:
+            self._backend.let_go()
+        if self.held is not None:
+            self.held.update(changes)
+            self._backend.held_bytes += sum(len(key) + (0 if value is None else len(value)) for key, value in changes)
+            return
+        try:
+            self._instance.write(self._family_name, changes)
+        except Exception as error:
+            self._fail("written", error)
+        if changes:
+            self._family = self._instance.families[self._family_name]
+
+    def _check_own(self, key_group: int) -> None:
+        if key_group not in self._instance.key_groups:
+            raise ProtocolViolation(
+                f"State {self._name!r} got a key of key group {key_group}, but this subtask owns "
+                f"{self._instance.key_groups.first} to {self._instance.key_groups.last - 1}."
+            )
 
     def _walk(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         try:
@@ -227,6 +277,11 @@ class RocksBackend:
         for state in self._states.values():
             state.write_held()
         self.held_bytes = 0
+
+
+def _stored_keys(key_groups: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+    prefixes = {key_group: prefix_of(key_group) for key_group in set(key_groups)}
+    return [prefixes[key_group] + key for key_group, key in zip(key_groups, keys, strict=True)]
 
 
 def _family_name(state: str) -> str:

@@ -165,12 +165,12 @@ def prefix_of(key_group: int) -> bytes:
     return _GROUP.pack(key_group)
 
 
-def entries_of(family: Rdict, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
-    """Of these key groups, as they are at the moment of the call, with their whole keys."""
+def entries_of(family: Rdict, first: int, last: int, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Of these key groups, as they are at the moment of the call, with their whole keys; of the first from `start`."""
     bounds = ReadOptions()
     bounds.set_iterate_upper_bound(prefix_of(last))
     iterator = family.iter(bounds)
-    iterator.seek(prefix_of(first))
+    iterator.seek(prefix_of(first) + start)
     return _walk(iterator, bounds)
 
 

@@ -1,12 +1,14 @@
 """What every state backend must do. Subclass `StateBackendSuite` in a test module and say how to make a backend."""
 
 import random
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import RestoredSection, Section, StateBackend
 from tidegate.state.timers import Timer, Timers
@@ -14,6 +16,10 @@ from tidegate.state.timers import Timer, Timers
 
 def restored_from(sections: Iterable[Section]) -> list[RestoredSection]:
     """Encodes sections as the snapshotting shell does, and hands them back as a restore gets them."""
+    taken = list(sections)
+    for each in taken:
+        if each.steps is not None:
+            deque(each.steps(), maxlen=0)
     return [
         RestoredSection(
             each.name,
@@ -24,7 +30,7 @@ def restored_from(sections: Iterable[Section]) -> list[RestoredSection]:
                 for file in (each.files() if each.files is not None else ())
             },
         )
-        for each in sections
+        for each in taken
     ]
 
 
@@ -97,6 +103,36 @@ class StateBackendSuite:
             state.delete(3, key)
             state.put(3, key + b"'", b"2")
         assert dict(state.scan(3)) == {b"a'": b"2", b"b'": b"2", b"c'": b"2"}
+
+    def test_many_keys_are_put_got_and_deleted_at_once(self, backend: StateBackend) -> None:
+        state = backend.keyed("count")
+        state.put_many([3, 3, 4], [b"a", b"", b"a"], [b"1", b"2", b""])
+        assert state.get_many([3, 4, 5, 3], [b"a", b"a", b"a", b""]) == [b"1", b"", None, b"2"]
+        state.delete_many([3, 5], [b"a", b"a"])
+        assert (state.get(3, b"a"), dict(state.scan(3)), dict(state.scan(4))) == (None, {b"": b"2"}, {b"a": b""})
+        assert state.get_many([], []) == []
+
+    def test_many_keys_that_are_written_after_a_snapshot_are_seen_and_not_in_it(self, backend: StateBackend) -> None:
+        state = backend.keyed("count")
+        state.put_many([3, 4], [b"a", b"b"], [b"1", b"2"])
+        sections = backend.snapshot()
+        state.put_many([3, 3], [b"a", b"c"], [b"new", b"new"])
+        state.delete_many([4], [b"b"])
+        assert state.get_many([3, 3, 4], [b"a", b"c", b"b"]) == [b"new", b"new", None]
+        assert state.entries_from(3, b"", 9) == [(b"a", b"new"), (b"c", b"new")]
+        restored = self.reopened(restored_from(sections)).keyed("count")
+        assert restored.get_many([3, 3, 4], [b"a", b"c", b"b"]) == [b"1", None, b"2"]
+
+    def test_many_keys_of_others_are_refused(self, backend: StateBackend) -> None:
+        with pytest.raises(ProtocolViolation, match="key group 200"):
+            backend.keyed("count").put_many([3, 200], [b"a", b"b"], [b"1", b"2"])
+
+    def test_the_first_entries_of_a_key_group_come_in_order_from_a_key_on(self, backend: StateBackend) -> None:
+        state = backend.keyed("count")
+        state.put_many([3, 3, 3, 4], [b"c", b"a", b"b", b"a"], [b"3", b"1", b"2", b"4"])
+        assert state.entries_from(3, b"", 2) == [(b"a", b"1"), (b"b", b"2")]
+        assert state.entries_from(3, b"aa", 9) == [(b"b", b"2"), (b"c", b"3")]
+        assert state.entries_from(5, b"", 9) == []
 
     def test_states_of_different_names_do_not_see_each_other(self, backend: StateBackend) -> None:
         backend.keyed("one").put(3, b"k", b"1")
