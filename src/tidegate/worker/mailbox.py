@@ -45,6 +45,7 @@ class Mailbox:
 
     def close(self) -> None:
         self._is_closed = True
+        # What nobody takes any more may refer to files of state.
         self._notes.clear()
         os.close(self._read_fd)
         os.close(self._write_fd)
@@ -95,3 +96,5 @@ class BackgroundThread:
             except BaseException as raised:  # handed to the loop, which decides
                 error = raised
             self._mailbox.post(functools.partial(then, error))
+            # An error refers to this call, which must not refer to it and to the work in turn, nor while it waits.
+            del submitted, work, then, error
