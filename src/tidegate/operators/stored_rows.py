@@ -38,21 +38,48 @@ class RowFormat:
     ) -> list[Section]:
         """`read` gives a range of the rows as they are now, with the hashes of their keys, whenever it is called."""
         parts = [slice(at, min(at + SECTION_ROWS, row_count)) for at in range(0, row_count, SECTION_ROWS)]
-        encode = partial(_encoded, read, _with_key_group(self.schema), context.max_parallelism)
+        encode = partial(self._encoded_part, read, context.max_parallelism)
         return [Section(self.name, context.key_groups, partial(encode, part)) for part in parts]
+
+    def encoded(self, rows: pa.RecordBatch, hashes: Hashes, max_parallelism: int) -> Sequence[memoryview]:
+        """A whole Arrow stream of these rows, whose keys have those hashes."""
+        key_groups = fixed_array(pa.uint16(), key_group_of(hashes, max_parallelism), None)
+        schema, target = _with_key_group(self.schema), _Pieces()
+        with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), schema) as stream:
+            stream.write_batch(pa.RecordBatch.from_arrays([*rows.columns, key_groups], schema=schema))
+        return target.pieces
+
+    def is_of(self, stream: pa.ipc.RecordBatchStreamReader) -> bool:
+        return bool(stream.schema == _with_key_group(self.schema))
 
     def restored(self, section: RestoredSection, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """The rows of those key groups."""
-        expected = _with_key_group(self.schema)
-        for stored in read_rows(section, noun=self.noun):
-            if stored.schema != expected:
-                raise IncompatibleCheckpoint(
-                    f"The checkpoint holds {self.noun} of ({_described(stored.schema)}), this query has one of "
-                    f"({_described(expected)}): start with a new checkpointLocation, or with the query it was."
-                )
+        try:
+            with pa.ipc.open_stream(section.data) as stream:
+                yield from self.read(stream, key_groups)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self.damaged(error) from error
+
+    def read(self, stream: pa.ipc.RecordBatchStreamReader, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """The rows of those key groups."""
+        if not self.is_of(stream):
+            raise IncompatibleCheckpoint(
+                f"The checkpoint holds {self.noun} of ({_described(stream.schema)}), this query has one of "
+                f"({_described(_with_key_group(self.schema))}): start with a new checkpointLocation, or with the query "
+                "it was."
+            )
+        for stored in stream:
             own = _of_range(stored, key_groups)
             if own.num_rows:
                 yield own.select(range(len(self.schema)))
+
+    def damaged(self, error: Exception) -> Damaged:
+        return Damaged(f"The state of {self.noun} cannot be read ({error}): restore an older checkpoint.")
+
+    def _encoded_part(
+        self, read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], max_parallelism: int, part: slice
+    ) -> Sequence[memoryview]:
+        return self.encoded(*read(part), max_parallelism)
 
 
 def read_rows(section: RestoredSection, *, noun: str) -> Iterator[pa.RecordBatch]:
@@ -62,17 +89,6 @@ def read_rows(section: RestoredSection, *, noun: str) -> Iterator[pa.RecordBatch
             yield from stream
     except (pa.ArrowInvalid, OSError) as error:
         raise Damaged(f"The state of {noun} cannot be read ({error}): restore an older checkpoint.") from error
-
-
-def _encoded(
-    read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], schema: pa.Schema, max_parallelism: int, part: slice
-) -> Sequence[memoryview]:
-    rows, hashes = read(part)
-    key_groups = fixed_array(pa.uint16(), key_group_of(hashes, max_parallelism), None)
-    target = _Pieces()
-    with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), schema) as stream:
-        stream.write_batch(pa.RecordBatch.from_arrays([*rows.columns, key_groups], schema=schema))
-    return target.pieces
 
 
 class _Pieces(RawIOBase):

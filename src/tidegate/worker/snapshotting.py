@@ -357,6 +357,8 @@ class SlotSnapshots:
                 # Numbered: an operator may give its state in several sections of one name.
                 name = f"{section.name}{PART_MARK}{number}"
                 key = SectionKey(task, operator, _kind_of(section), name, section.key_groups)
+                if section.steps is not None:
+                    yield from section.steps()
                 if section.files is not None:
                     assembly.with_files.append((key, section))
                     continue

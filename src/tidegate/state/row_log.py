@@ -1,0 +1,168 @@
+"""Rows of state as files that never change, in the order in which they were written: a log that snapshots refer to.
+
+A snapshot adds what changed since the last one, and refers to the files before. Knows files and how many rows are in
+them, and nothing of rows. Must never remove a file that a snapshot refers to, nor keep one that nobody does.
+"""
+
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint
+from tidegate.model.ids import KeyGroupRange
+from tidegate.state.contract import ROW_LOG_SECTION, LocalFile, RestoredSection, Section
+from tidegate.state.sst_files import Folder
+
+_FORMAT = 1
+_SUFFIX = ".rows"
+
+# Gives a part of a file, of rows as they were when the file was begun.
+Part: TypeAlias = Callable[[], Sequence[memoryview]]
+
+
+class _StoredFile(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    row_count: int
+
+
+class _Described(msgspec.Struct, frozen=True, array_like=True):
+    """`files`: the oldest first."""
+
+    format: int
+    files: list[_StoredFile]
+
+
+class LogFile:
+    """`number`: later files have greater ones. `row_count`: of all that it holds, rows that are gone included."""
+
+    def __init__(self, name: str, number: int, row_count: int, folder: Folder, parts: Sequence[Part] = ()) -> None:
+        self.name = name
+        self.number = number
+        self.row_count = row_count
+        self.path = folder.path / name
+        self._folder = folder
+        self._unwritten = deque(parts)
+        self._error: DidNotHappen | None = None
+        weakref.finalize(self, _remove, self.path)
+
+    def is_written(self) -> bool:
+        return not self._unwritten and self._error is None
+
+    def steps(self) -> Iterator[None]:
+        """Writes it, a part in each step; several may do so in turns, each then finds less to do."""
+        while not self.is_written():
+            if self._error is not None:
+                raise self._error
+            try:
+                with open(self.path, "ab") as file:
+                    file.writelines(self._unwritten.popleft()())
+            except OSError as error:
+                # It may hold half a part: nobody may store it any more.
+                self._error = DidNotHappen(f"Rows of state could not be written to {self.path}: {error}.")
+                raise self._error from error
+            yield
+
+    def local(self) -> LocalFile:
+        assert self.is_written(), "written before it is stored"
+        return LocalFile(self.name, self.path, self.path.stat().st_size, self)
+
+
+class RowLog:
+    """`files`: the oldest first; the owner of the rows says which are needed."""
+
+    def __init__(self, key_groups: KeyGroupRange, folder: Folder) -> None:
+        self.key_groups = key_groups
+        self.files: list[LogFile] = []
+        # Names of its files are its own: what another log calls so is another file.
+        self._token = secrets.token_hex(8)
+        self._slot_folder: Folder | None = folder
+        self._folder: Folder | None = None
+        self._next_number = 1
+
+    def append(self, parts: Sequence[Part], row_count: int) -> LogFile:
+        """A file that is still to be written."""
+        number = self._next_number
+        self._next_number += 1
+        file = LogFile(f"{self._token}-{number}{_SUFFIX}", number, row_count, self._home(), parts)
+        self.files.append(file)
+        return file
+
+    def adopt(self, section: RestoredSection) -> None:
+        """Goes on with the files of a log of the same key groups, by their names."""
+        assert not self.files, "before anything is written"
+        for stored in _described(section).files:
+            file = LogFile(stored.name, self._next_number, stored.row_count, self._home())
+            self._next_number += 1
+            _fetch(section, stored.name, file.path)
+            self.files.append(file)
+
+    def section(self) -> Section:
+        """Of the files that it has now."""
+        files = tuple(self.files)
+
+        def steps() -> Iterator[None]:
+            for file in files:
+                yield from file.steps()
+
+        def description() -> bytes:
+            return msgspec.msgpack.encode(_Described(_FORMAT, [_StoredFile(f.name, f.row_count) for f in files]))
+
+        return Section(
+            ROW_LOG_SECTION,
+            self.key_groups,
+            description,
+            files=lambda: [file.local() for file in files],
+            steps=steps,
+        )
+
+    def fetched(self, section: RestoredSection) -> Iterator[Path]:
+        """Another log's files, the newest first, each for as long as it is looked at."""
+        for stored in reversed(_described(section).files):
+            path = self._home().path / f"{secrets.token_hex(8)}.other"
+            try:
+                _fetch(section, stored.name, path)
+                yield path
+            finally:
+                _remove(path)
+
+    def close(self) -> None:
+        self.files = []
+        self._folder = self._slot_folder = None
+
+    def _home(self) -> Folder:
+        if self._folder is None:
+            assert self._slot_folder is not None, "not closed"
+            path = self._slot_folder.path / f"{self._token}-rows"
+            path.mkdir(parents=True)
+            self._folder = Folder(path, inside=self._slot_folder)
+        return self._folder
+
+
+def _described(section: RestoredSection) -> _Described:
+    try:
+        described = msgspec.msgpack.decode(section.data, type=_Described)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"A stored log of rows cannot be read ({error}): restore from an older checkpoint.") from error
+    if described.format != _FORMAT:
+        raise IncompatibleCheckpoint(
+            f"The checkpoint holds a log of rows in format {described.format}, this version reads {_FORMAT}: start "
+            "with the version that wrote it, or with a new checkpointLocation."
+        )
+    return described
+
+
+def _fetch(section: RestoredSection, name: str, path: Path) -> None:
+    if name not in section.files:
+        raise Damaged(f"A stored log of rows lacks its file {name}: restore from an older checkpoint.")
+    section.files[name](path)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
