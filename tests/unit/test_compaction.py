@@ -44,8 +44,8 @@ def test_a_step_copies_a_bounded_number_of_keys_and_the_old_index_stays_in_use()
     live[slots[::2]] = True
     making = Compaction(index, live)
     for _ in range(8):
-        assert making.advance(live) is None
-    done = making.advance(live)
+        assert making.advance(lambda: live) is None
+    done = making.advance(lambda: live)
     assert done is not None
     assert done.index.find_or_add(keys_of(range(0, 100, 2))).max() == 49
     assert done.index.gather(slice(0, 50))[0].to_pylist() == index.gather(done.slots)[0].to_pylist()
@@ -58,11 +58,11 @@ def test_keys_that_come_or_come_again_meanwhile_are_kept() -> None:
     live = np.zeros(40, dtype=np.bool_)
     live[slots[:20]] = True
     making = Compaction(index, live)
-    assert making.advance(live) is None
+    assert making.advance(lambda: live) is None
     live[slots[30]] = True
     new = index.find_or_add(keys_of(range(100, 120)))
     live = np.append(live, np.ones(20, dtype=np.bool_))
-    while (done := making.advance(live)) is None:
+    while (done := making.advance(lambda: live)) is None:
         pass
     assert sorted(done.slots.tolist()) == sorted([*slots[:20].tolist(), int(slots[30]), *new.tolist()])
     assert done.index.gather(slice(0, 41))[0].to_pylist() == index.gather(done.slots)[0].to_pylist()
@@ -85,7 +85,7 @@ def copied_counts(arrays: Sequence[GrowingArray[Any]], making: Compaction, live:
             return count
 
         patched.setattr(KeptArrays, "_copy_part", counting)
-        while seen.append(0) is None and (done := making.advance(live)) is None:
+        while seen.append(0) is None and (done := making.advance(lambda: live)) is None:
             pass
     return done, seen
 
@@ -117,7 +117,7 @@ def test_values_that_change_meanwhile_are_copied_anew_and_in_one_step_if_they_do
     while done is None:
         making.values_changed()
         values.used[0] = changes = changes + 1
-        done = making.advance(live)
+        done = making.advance(lambda: live)
     keys_steps = 100 // COPIED + 1
     assert changes == keys_steps + compaction.MOST_BEGINNINGS + 1
     done.values.put_in_place()

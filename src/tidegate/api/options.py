@@ -290,7 +290,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "state.backend",
             "heap",
             _state_backend,
-            "where keyed state of your functions lives: heap, rocksdb",
+            "where keyed state lives: heap, rocksdb",
             "state.backend.type",
         ),
         OptionSpec(
@@ -306,6 +306,13 @@ OPTIONS: Mapping[str, OptionSpec] = {
             _choice("true", "false"),
             "whether slots keep the files of the newest checkpoint on their machines, to restore from them",
             "execution.checkpointing.local-backup.enabled",
+        ),
+        OptionSpec(
+            "state.rocksdb.rowMemory",
+            "512MiB",
+            _size,
+            "with state.backend rocksdb: bytes of a slot's groups that are in memory",
+            None,
         ),
         OptionSpec(
             "restore.from",
@@ -410,6 +417,7 @@ class QueryOptions:
     state_memory_bytes: int
     local_recovery: LocalRecovery
     checkpoint_storage: CheckpointStorage
+    state_rows_memory_bytes: int
     restore_from: str | None
     rollback: SinkRollback
     not_restored: NotRestored
@@ -481,6 +489,7 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         state_memory_bytes=_positive("state.rocksdb.memory", read),
         local_recovery=LocalRecovery.WHERE_IT_HELPS if read("state.localRecovery") == "true" else LocalRecovery.OFF,
         checkpoint_storage=CheckpointStorage(read("checkpoint.storage")),
+        state_rows_memory_bytes=_positive("state.rocksdb.rowMemory", read),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         not_restored=_not_restored(read("restore.allowNonRestored")),

@@ -358,6 +358,7 @@ class DataStreamWriter:
                 state_memory_bytes=options.state_memory_bytes,
                 local_recovery=options.local_recovery,
                 checkpoint_storage=options.checkpoint_storage,
+                state_rows_memory_bytes=options.state_rows_memory_bytes,
                 guarantee=options.guarantee,
                 active_backpressure=options.active_backpressure,
                 checkpoint_interval_ms=options.checkpoints.interval_ms,

@@ -6,21 +6,25 @@ groups at each barrier. Must never touch single rows in Python.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.accumulators.calls import CallStates
+from tidegate.operators.accumulators.contract import Frozen
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
-from tidegate.operators.compaction import Compaction
+from tidegate.operators.compaction import Compacted, Compaction, kept
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of
-from tidegate.operators.stored_groups import sections_of, stored_batches
+from tidegate.operators.rows_on_disk import RowsOnDisk
+from tidegate.operators.stored_groups import row_format, sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.key_groups import fixed_values_of, hash_rows
 from tidegate.plan.nodes import GroupRows, OutputMode
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.row_store import RowStore
 
 EMIT_INTERVAL_MS = 100.0
 # Bounds one output batch, so that offsets of strings fit and the receiver can take it in slices.
@@ -53,16 +57,21 @@ class AggregateOperator:
         self._dead = 0
         self._compaction: Compaction | None = None
         self._has_ended = False
+        self._on_disk: RowsOnDisk | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._emitted_at_ms = context.clock.monotonic_ms()
         if self._expiry is not None:
             self._expiry.open(context)
+        store = context.open_rows()
+        if store is not None:
+            restored = self._open_on_disk(store, restored)
         for section in restored:
             for stored in stored_batches(section, self._stored_schema, context.key_groups):
                 slots = self._slots_of(stored)
                 self._calls.restore(slots, stored.columns[self._spec.key_count :])
+                self._touch(slots)
         if self._spec.key_count == 0 and 0 in context.key_groups and self._index.count == 0:
             # Without keys there is one group, also when no row came.
             self._add_only_group()
@@ -71,10 +80,16 @@ class AggregateOperator:
         rows = self._in_time(rows)
         if rows.num_rows:
             self._before_change()
+            count_before = self._index.count
             slots = self._slots_of(rows)
+            if self._on_disk is not None:
+                self._on_disk.bring_in(count_before)
             self._calls.add(rows, slots)
+            self._touch(slots)
             self._dirty.used[slots] = True
             self._has_dirty = True
+            if self._on_disk is not None:
+                self._leave_some(self._on_disk, self._index.count - count_before, emit)
         if self._is_emission_due():
             self._emit_some_dirty(emit)
 
@@ -97,22 +112,25 @@ class AggregateOperator:
         """Emits groups that are finished, or in update mode drops them, which has shown them before."""
         if self._expiry is None:
             return False
-        if self._compaction is not None and not self._has_compacted(self._compaction, self._expiry):
+        if self._compaction is not None and not self._has_compacted(self._compaction):
             return True
         count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
         found = self._expiry.finished(count, lambda part: self._index.hashes[part])
         if len(found.slots):
             self._emit_for_the_last_time(found.slots, emit)
             self._expiry.end(found.slots)
+            if self._on_disk is not None:
+                self._on_disk.end(found.slots)
             self._fired.append(found.slots)
             if sum(len(slots) for slots in self._fired) >= EMIT_BATCH_ROWS:
                 self._clear_fired()
         if found.has_more:
             return True
         self._clear_fired()
+        if self._on_disk is not None and self._on_disk.bring_due(self._expiry, count):
+            return True
         if self._dead > max(_FEW_GROUPS, self._index.count // 2):
-            arrays = [*self._calls.arrays(), *self._expiry.arrays(), self._dirty]
-            self._compaction = Compaction(self._index, self._expiry.live, arrays)
+            self._compaction = Compaction(self._index, self._live(), self._arrays())
             return True
         return False
 
@@ -124,6 +142,9 @@ class AggregateOperator:
         return None
 
     def snapshot(self) -> list[Section]:
+        if self._on_disk is not None:
+            self._before_change()
+            return self._on_disk.snapshot()
         index, calls = self._index, self._calls.freeze()
         live = np.ones(index.count, np.bool_) if self._expiry is None else self._expiry.frozen_live()
         # Keys and hashes never change, so they are read when encoding; running values are those of this moment.
@@ -132,11 +153,82 @@ class AggregateOperator:
         )
 
     def state_bytes(self) -> int:
-        expiry_bytes = 0 if self._expiry is None else self._expiry.size_bytes()
-        return self._index.size_bytes() + self._calls.size_bytes() + expiry_bytes
+        disk_bytes = 0 if self._on_disk is None else self._on_disk.size_bytes()
+        return self._size_bytes() + disk_bytes
 
     def close(self) -> None:
-        pass
+        if self._on_disk is not None:
+            self._on_disk.close()
+
+    # -- rows on disk
+
+    @property
+    def index(self) -> KeyIndex:
+        return self._index
+
+    def find_or_add(self, keys: pa.RecordBatch) -> Slots:
+        slots = self._index.find_or_add(keys)
+        nothing = np.zeros(0, dtype=np.int64)
+        self._make_room(nothing, nothing)
+        return slots
+
+    def restore(self, slots: Slots, rows: pa.RecordBatch) -> None:
+        if self._expiry is not None:
+            self._expiry.watch(slots, self._ends_of(rows), self._index.count)
+        self._calls.restore(slots, rows.columns[self._spec.key_count :])
+
+    def frozen(self, slots: Slots) -> Frozen:
+        index, calls = self._index, self._calls.freeze(slots)
+        # Keys never change, so they are read when encoding; running values are those of this moment.
+        return lambda part: [*index.gather(slots[part]), *calls(part)]
+
+    def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
+        """Restores what was on disk; what was not."""
+        event_time = None if self._expiry is None else self._spec.event_time
+        self._on_disk = RowsOnDisk(
+            store,
+            self,
+            row_format(self._stored_schema),
+            key_count=self._spec.key_count,
+            context=self._context,
+            ends_of=None if event_time is None else lambda keys: end_of(keys[event_time.position]),
+            stays="in complete mode" if self._spec.mode is OutputMode.COMPLETE else None,
+            restored=restored,
+        )
+        self._on_disk.restore(restored)
+        live = self._live()
+        if not live.all():
+            self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
+        return [section for section in restored if not RowsOnDisk.is_own(section)]
+
+    def _touch(self, slots: Slots) -> None:
+        if self._on_disk is not None:
+            self._on_disk.touch(slots)
+
+    def _leave_some(self, disk: RowsOnDisk, added: int, emit: Emit) -> None:
+        """A step of it, when there are more groups in memory than there is room for."""
+        if self._fired or (self._expiry is not None and self._expiry.is_giving_out()):
+            # Slots that were found would mean other groups.
+            return
+        if self._compaction is not None:
+            self._compaction.hurry(added)
+            self._has_compacted(self._compaction)
+            return
+        if not disk.is_leaving():
+            size_bytes = self._size_bytes()
+            if not disk.is_full(size_bytes):
+                return
+            if self._spec.mode is OutputMode.UPDATE and self._spec.group_rows is not GroupRows.ONCE_PER_EPOCH:
+                self._emit_dirty(emit)
+            # In append mode groups are shown once, wherever they were.
+            is_append = self._spec.mode is OutputMode.APPEND
+            disk.begin_leaving(size_bytes, np.zeros(self._index.count, np.bool_) if is_append else self._dirty.used)
+        if disk.is_leaving() and disk.write_leaving(added):
+            self._compaction = Compaction(self._index, self._live(), self._arrays())
+
+    def _size_bytes(self) -> int:
+        expiry_bytes = 0 if self._expiry is None else self._expiry.size_bytes()
+        return self._index.size_bytes() + self._calls.size_bytes() + expiry_bytes
 
     # -- rows in
 
@@ -161,16 +253,23 @@ class AggregateOperator:
 
     def _slots_of(self, rows: pa.RecordBatch) -> Slots:
         slots = self._index.find_or_add(rows)
+        self._make_room(slots, None if self._expiry is None else self._ends_of(rows))
+        return slots
+
+    def _make_room(self, slots: Slots, ends_us: Slots | None) -> None:
+        """For all keys; those of the slots end then."""
         count = self._index.count
         self._calls.grow_to(count)
         self._dirty.grow_to(count)
-        if self._expiry is not None:
-            self._expiry.watch(slots, self._ends_of(rows), count)
-        return slots
+        if self._expiry is not None and ends_us is not None:
+            self._expiry.watch(slots, ends_us, count)
+        if self._on_disk is not None:
+            self._on_disk.grow_to(count)
 
     def _add_only_group(self) -> None:
         filler = pa.RecordBatch.from_arrays([pa.nulls(1)], names=["row"])
         slots = self._slots_of(filler)
+        self._touch(slots)
         self._dirty.used[slots] = True
         self._has_dirty = True
 
@@ -241,22 +340,41 @@ class AggregateOperator:
         self._calls.clear(fired)
         self._dead += len(fired)
 
+    def _live(self) -> Flags:
+        """Slots that are to stay in memory."""
+        if self._on_disk is not None:
+            return self._on_disk.staying()
+        assert self._expiry is not None, "groups that do not end stay"
+        return self._expiry.live
+
+    def _arrays(self) -> list[GrowingArray[Any]]:
+        """What stands by slot."""
+        expiry = [] if self._expiry is None else self._expiry.arrays()
+        on_disk = [] if self._on_disk is None else self._on_disk.arrays()
+        return [*self._calls.arrays(), *expiry, *on_disk, self._dirty]
+
     def _before_change(self) -> None:
         if self._compaction is not None:
             self._compaction.values_changed()
 
-    def _has_compacted(self, compaction: Compaction, expiry: Expiry) -> bool:
+    def _has_compacted(self, compaction: Compaction) -> bool:
         """Does a part of it; whether that was the last."""
-        compacted = compaction.advance(expiry.live)
+        compacted = compaction.advance(self._live)
         if compacted is None:
             return False
         self._compaction = None
+        self._take_over(compacted)
+        return True
+
+    def _take_over(self, compacted: Compacted) -> None:
         self._index = compacted.index
         self._shown_to = 0
         compacted.values.put_in_place()
         self._calls.keep(compacted.slots)
-        self._dead = int(np.count_nonzero(~expiry.live))
-        return True
+        if self._expiry is not None:
+            self._dead = int(np.count_nonzero(~self._expiry.live))
+        if self._on_disk is not None:
+            self._on_disk.on_compacted()
 
 
 def row_batch(columns: Sequence[pa.Array], schema: pa.Schema, row_count: int) -> pa.RecordBatch:

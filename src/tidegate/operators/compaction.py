@@ -4,7 +4,7 @@ What stands by slot beside the index is copied after the keys, part by part too;
 anew. Must never lose a key that came, or came again, while it was being made, nor put in place what has changed since.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ MOST_COPIED_KEYS: Final = 1 << 15
 MOST_COPIED_BYTES: Final = 1 << 22
 # Rows come in between only from what the same task holds. If values had to be begun so often, one step does the rest.
 MOST_BEGINNINGS: Final = 4
+# While rows come all the time: many more keys than come with them, so that it does not go on for ever.
+_COPIED_PER_ADDED: Final = 4
 
 
 class KeptArrays:
@@ -66,6 +68,13 @@ class Compacted:
     values: KeptArrays
 
 
+def kept(index: KeyIndex, slots: Slots, arrays: Sequence[GrowingArray[Any]]) -> Compacted:
+    """At once."""
+    values = KeptArrays(arrays, slots)
+    values.copy_some(1 << 62)
+    return Compacted(index.kept(slots), slots, values)
+
+
 class Compaction:
     """`arrays`: what stands by slot."""
 
@@ -76,20 +85,27 @@ class Compaction:
         self._new = index.empty_copy(len(self._slots))
         self._values: KeptArrays | None = None
         self._beginnings = 0
+        self._step_keys = MOST_COPIED_KEYS
 
-    def advance(self, live: Flags) -> Compacted | None:
+    def advance(self, live: Callable[[], Flags]) -> Compacted | None:
         """One part of it; the new index once all is complete. `live`: which slots are so now."""
         if self._new.count < len(self._slots):
             self._copy_keys()
             return None
         if self._values is None:
-            if self._has_missed(live):
+            if self._has_missed(live()):
                 self._copy_keys()
-                return None
+                if self._beginnings < MOST_BEGINNINGS or self._new.count < len(self._slots):
+                    return None
             self._values = KeptArrays(self._arrays, self._slots)
             self._beginnings += 1
         is_complete = self._values.copy_some(MOST_COPIED_BYTES if self._beginnings <= MOST_BEGINNINGS else 1 << 62)
         return Compacted(self._new, self._slots, self._values) if is_complete else None
+
+    def hurry(self, added_keys: int) -> None:
+        """Rows come all the time, the last ones with so many keys: once the keys are copied, one step does the rest."""
+        self._step_keys = max(MOST_COPIED_KEYS, _COPIED_PER_ADDED * added_keys)
+        self._beginnings = MOST_BEGINNINGS
 
     def values_changed(self) -> None:
         """What was copied of them is not true any more; there may be new keys too."""
@@ -105,4 +121,4 @@ class Compaction:
 
     def _copy_keys(self) -> None:
         start = self._new.count
-        self._new.append_from(self._old, self._slots[start : start + MOST_COPIED_KEYS])
+        self._new.append_from(self._old, self._slots[start : start + self._step_keys])

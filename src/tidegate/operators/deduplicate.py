@@ -5,21 +5,25 @@ never touch single rows in Python, nor let a key pass twice before it is forgott
 """
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.model.errors import ProtocolViolation
-from tidegate.operators.columnar import Flags, KeyIndex, Slots, fixed_array, slots_array
-from tidegate.operators.compaction import Compaction
+from tidegate.operators.accumulators.contract import Frozen
+from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, fixed_array, slots_array
+from tidegate.operators.compaction import Compacted, Compaction, kept
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import MOST_FOUND, Expiry, end_of
+from tidegate.operators.rows_on_disk import RowsOnDisk
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, validity_of
 from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
 from tidegate.plan.physical import DeduplicateSpec
 from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.heap import refuse_files
+from tidegate.state.row_store import RowStore
 
 SECTION_NAME = "deduplicate"
 
@@ -41,33 +45,42 @@ class DeduplicateOperator:
         self._expiry = Expiry()
         self._dead = 0
         self._compaction: Compaction | None = None
+        self._on_disk: RowsOnDisk | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._expiry.open(context)
+        store = context.open_rows()
+        if store is not None:
+            restored = self._open_on_disk(store, restored)
         for section in restored:
+            refuse_files(section)
             if section.name != SECTION_NAME:
                 raise ProtocolViolation(f"Section {section.name!r} is not the state of a deduplication.")
             for stored in self._format.restored(section, context.key_groups):
-                slots = self._index.find_or_add(stored)
-                times = fixed_values_of(stored.column(self._spec.key_count))
-                self._expiry.watch(slots, times, self._index.count)
+                slots = self.find_or_add(stored)
+                self.restore(slots, stored)
+                if self._on_disk is not None:
+                    self._on_disk.touch(slots)
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         rows = self._in_time(rows)
         if rows.num_rows == 0:
             return
-        if self._compaction is not None:
-            self._compaction.values_changed()
-        slots = self._index.find_or_add(rows)
-        nothing = np.zeros(0, dtype=np.int64)
-        self._expiry.watch(nothing, nothing, self._index.count)
+        self._before_change()
+        count_before = self._index.count
+        slots = self.find_or_add(rows)
+        if self._on_disk is not None:
+            self._on_disk.bring_in(count_before)
         first = _first_rows(slots, self._expiry.live[slots])
-        if len(first) == 0:
-            return
-        passing = rows if len(first) == rows.num_rows else rows.take(slots_array(first))
-        self._expiry.watch(slots[first], self._forgotten_at_us(passing), self._index.count)
-        emit(passing)
+        if len(first):
+            passing = rows if len(first) == rows.num_rows else rows.take(slots_array(first))
+            self._expiry.watch(slots[first], self._forgotten_at_us(passing), self._index.count)
+            emit(passing)
+        if self._on_disk is not None:
+            self._on_disk.use(slots)
+            self._on_disk.touch(slots[first])
+            self._leave_some(self._on_disk, self._index.count - count_before)
 
     def before_barrier(self, emit: Emit) -> None:
         pass
@@ -88,23 +101,42 @@ class DeduplicateOperator:
         found = self._expiry.finished(MOST_FOUND, lambda part: self._index.hashes[part])
         self._expiry.end(found.slots)
         self._dead += len(found.slots)
-        if found.has_more:
+        if self._on_disk is not None:
+            self._on_disk.end(found.slots)
+        if found.has_more or (self._on_disk is not None and self._on_disk.bring_due(self._expiry, MOST_FOUND)):
             return True
         if self._dead > max(_FEW_KEYS, self._index.count // 2):
-            self._compaction = Compaction(self._index, self._expiry.live, self._expiry.arrays())
+            self._compaction = Compaction(self._index, self._live(), self._arrays())
             return True
         return False
 
     def _has_compacted(self, compaction: Compaction) -> bool:
         """Does a part of it; whether that was the last."""
-        compacted = compaction.advance(self._expiry.live)
+        compacted = compaction.advance(self._live)
         if compacted is None:
             return False
         self._compaction = None
+        self._take_over(compacted)
+        return True
+
+    def _take_over(self, compacted: Compacted) -> None:
         self._index = compacted.index
         compacted.values.put_in_place()
         self._dead = int(np.count_nonzero(~self._expiry.live))
-        return True
+        if self._on_disk is not None:
+            self._on_disk.on_compacted()
+
+    def _arrays(self) -> list[GrowingArray[Any]]:
+        """What stands by slot."""
+        return [*self._expiry.arrays(), *([] if self._on_disk is None else self._on_disk.arrays())]
+
+    def _before_change(self) -> None:
+        if self._compaction is not None:
+            self._compaction.values_changed()
+
+    def _live(self) -> Flags:
+        """Slots that are to stay in memory."""
+        return self._expiry.live if self._on_disk is None else self._on_disk.staying()
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """Rows pass at once, so none of them is behind it."""
@@ -114,6 +146,9 @@ class DeduplicateOperator:
         return None
 
     def snapshot(self) -> list[Section]:
+        if self._on_disk is not None:
+            self._before_change()
+            return self._on_disk.snapshot()
         index, hashes = self._index, self._index.hashes
         live = np.flatnonzero(self._expiry.live)
         times = self._expiry.ends_us[live]
@@ -126,10 +161,70 @@ class DeduplicateOperator:
         return self._format.sections(read, len(live), self._context)
 
     def state_bytes(self) -> int:
-        return self._index.size_bytes() + self._expiry.size_bytes()
+        disk_bytes = 0 if self._on_disk is None else self._on_disk.size_bytes()
+        return self._index.size_bytes() + self._expiry.size_bytes() + disk_bytes
 
     def close(self) -> None:
-        pass
+        if self._on_disk is not None:
+            self._on_disk.close()
+
+    # -- keys on disk
+
+    @property
+    def index(self) -> KeyIndex:
+        return self._index
+
+    def find_or_add(self, keys: pa.RecordBatch) -> Slots:
+        slots = self._index.find_or_add(keys)
+        nothing = np.zeros(0, dtype=np.int64)
+        self._expiry.watch(nothing, nothing, self._index.count)
+        if self._on_disk is not None:
+            self._on_disk.grow_to(self._index.count)
+        return slots
+
+    def restore(self, slots: Slots, rows: pa.RecordBatch) -> None:
+        self._expiry.watch(slots, fixed_values_of(rows.column(self._spec.key_count)), self._index.count)
+
+    def frozen(self, slots: Slots) -> Frozen:
+        index, times = self._index, self._expiry.ends_us[slots]
+        return lambda part: [*index.gather(slots[part]), fixed_array(pa.int64(), times[part], None)]
+
+    def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
+        """Restores what was on disk; what was not."""
+        forget = self._spec.forget
+        by_delay = "they are forgotten some time after their first row"
+        self._on_disk = RowsOnDisk(
+            store,
+            self,
+            self._format,
+            key_count=self._spec.key_count,
+            context=self._context,
+            ends_of=(lambda keys: end_of(keys[forget.key])) if isinstance(forget, ForgetByKey) else None,
+            stays=by_delay if isinstance(forget, ForgetAfterDelay) else None,
+            restored=restored,
+        )
+        self._on_disk.restore(restored)
+        live = self._live()
+        if not live.all():
+            self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
+        return [section for section in restored if not RowsOnDisk.is_own(section)]
+
+    def _leave_some(self, disk: RowsOnDisk, added: int) -> None:
+        """A step of it, when there are more keys in memory than there is room for."""
+        if self._expiry.is_giving_out():
+            # Slots that were found would mean other keys.
+            return
+        if self._compaction is not None:
+            self._compaction.hurry(added)
+            self._has_compacted(self._compaction)
+            return
+        if not disk.is_leaving():
+            size_bytes = self._index.size_bytes() + self._expiry.size_bytes()
+            if not disk.is_full(size_bytes):
+                return
+            disk.begin_leaving(size_bytes, np.zeros(self._index.count, np.bool_))
+        if disk.is_leaving() and disk.write_leaving(added):
+            self._compaction = Compaction(self._index, self._live(), self._arrays())
 
     def _in_time(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self._spec.event_time is None or rows.num_rows == 0:

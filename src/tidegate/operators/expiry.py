@@ -153,6 +153,13 @@ class Expiry:
     def size_bytes(self) -> int:
         return self._ends_us.used.nbytes + self._is_live.used.nbytes
 
+    def watermarks_us(self) -> npt.NDArray[np.int64]:
+        """Of each key group."""
+        if self._floors_us is not None:
+            return self._floors_us
+        assert self._context is not None
+        return np.full(self._context.max_parallelism, _as_us(self._watermark_ms))
+
     def _watermarks_us(self, hashes: Callable[[], Hashes]) -> npt.NDArray[np.int64] | int:
         if self._floors_us is None:
             return _as_us(self._watermark_ms)

@@ -38,7 +38,7 @@ class SessionCompaction:
             yield False
         keys = Compaction(self.index, is_used)
         yield False
-        while (compacted := keys.advance(is_used)) is None:
+        while (compacted := keys.advance(lambda: is_used)) is None:
             yield False
         while not self.values.copy_some(MOST_COPIED_BYTES):
             yield False

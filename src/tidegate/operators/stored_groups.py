@@ -12,6 +12,7 @@ from tidegate.operators.contract import TaskContext
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes
 from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.heap import refuse_files
 
 SECTION_NAME = "aggregate"
 
@@ -28,15 +29,16 @@ def sections_of(
         places = np.flatnonzero(live[part])
         return rows.take(slots_array(places)), hashes[part][places]
 
-    return _format(schema).sections(live_rows, len(live), context)
+    return row_format(schema).sections(live_rows, len(live), context)
 
 
 def stored_batches(section: RestoredSection, schema: pa.Schema, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
     """The groups of those key groups."""
+    refuse_files(section)
     if section.name != SECTION_NAME:
         raise ProtocolViolation(f"Section {section.name!r} is not the state of an aggregation.")
-    return _format(schema).restored(section, key_groups)
+    return row_format(schema).restored(section, key_groups)
 
 
-def _format(schema: pa.Schema) -> RowFormat:
+def row_format(schema: pa.Schema) -> RowFormat:
     return RowFormat(SECTION_NAME, "an aggregation", schema)

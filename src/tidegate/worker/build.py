@@ -89,6 +89,7 @@ class TaskBuilder:
             open_state=lambda: self.state.open(key_groups),
             floors=restored.floors,
             open_calls=self.open_calls,
+            open_rows=lambda: self.state.open_rows(key_groups),
         )
         operators = [build_operator(spec) for spec in vertex.operators]
         for position, operator in enumerate(operators):

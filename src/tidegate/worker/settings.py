@@ -24,6 +24,8 @@ NETWORK_MEMORY_BYTES = 64 << 20
 INLINE_BELOW_BYTES = 20 << 10
 # Read blocks, indexes, filters, and what is not written out yet.
 STATE_MEMORY_BYTES = 128 << 20
+# Rows of vectorised operators that are in use.
+STATE_ROWS_MEMORY_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,8 @@ class SlotSettings:
     """`debloat_target_ms`: windows follow what a gate consumes in that time; None leaves them as they are.
 
     `network_memory_bytes` bounds the windows of all channels into a slot together, `state_memory_bytes` what backends
-    on disk have in memory for all tasks of the slot. `access` opens every location of the job.
+    on disk have in memory for all tasks of the slot, `state_rows_memory_bytes` the rows that are in use there. `access`
+    opens every location of the job.
     """
 
     plan: JobPlan
@@ -52,6 +55,7 @@ class SlotSettings:
     local_recovery: LocalRecovery = LocalRecovery.OFF
     checkpoint_storage: CheckpointStorage = CheckpointStorage.FILES
     access: StoreAccess = FROM_ENVIRONMENT
+    state_rows_memory_bytes: int = STATE_ROWS_MEMORY_BYTES
 
     def window_bounds(self, *, gate_channels: int, slot_channels: int) -> WindowBounds:
         """Of a gate with so many of its slot's channels."""

@@ -84,7 +84,11 @@ class SlotTasks:
         self._table = channel_table(settings.plan)
         self._index_of = {channel: index for index, channel in enumerate(self._table)}
         self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}
-        self._state = open_backends(settings.state_backend, memory_bytes=settings.state_memory_bytes)
+        self._state = open_backends(
+            settings.state_backend,
+            memory_bytes=settings.state_memory_bytes,
+            rows_memory_bytes=settings.state_rows_memory_bytes,
+        )
         builder = TaskBuilder(
             settings=settings,
             slot=slot,

@@ -91,9 +91,9 @@ class CallStates:
         for each in self._sets:
             each.seen.keep(slots)
 
-    def freeze(self) -> Frozen:
-        parts = [plain.call.accumulator.freeze() for plain in self._plain]
-        parts += [each.seen.freeze() for each in self._sets]
+    def freeze(self, slots: Slots | None = None) -> Frozen:
+        parts = [plain.call.accumulator.freeze(slots) for plain in self._plain]
+        parts += [each.seen.freeze(slots) for each in self._sets]
         return lambda part: [column for frozen in parts for column in frozen(part)]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:

@@ -68,11 +68,11 @@ class CollectedList:
         self._slot_count = len(slots)
         self._keep_entries(np.flatnonzero(self._owners.used))
 
-    def freeze(self) -> Frozen:
+    def freeze(self, slots: Slots | None = None) -> Frozen:
         owners, read = self._owners.frozen(), self._values.reader()
         kind, slot_count = self._kind, self._slot_count
         return lambda part: [
-            lists_by_slot(owners, np.arange(part.start, part.stop), slot_count, lambda rows: read(rows, None), kind)
+            lists_by_slot(owners, slots_in(part, slots), slot_count, lambda rows: read(rows, None), kind)
         ]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
@@ -143,12 +143,10 @@ class CollectedSet:
         self._rebuild(places)
         self._slot_count = len(slots)
 
-    def freeze(self) -> Frozen:
+    def freeze(self, slots: Slots | None = None) -> Frozen:
         owners, pairs, slot_count = self._owners.used.copy() + 1, self._pairs, self._slot_count
         return lambda part: [
-            lists_by_slot(
-                owners, np.arange(part.start, part.stop), slot_count, lambda rows: pairs.gather(rows)[1], self._kind
-            )
+            lists_by_slot(owners, slots_in(part, slots), slot_count, lambda rows: pairs.gather(rows)[1], self._kind)
         ]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
@@ -196,6 +194,11 @@ def _listed(lists: pa.ListArray, slots: Slots) -> tuple[pa.Array, Slots]:
     """The values in all lists, each with the slot of its list."""
     offsets = np.frombuffer(lists.buffers()[1], dtype=np.int32)[lists.offset : lists.offset + len(lists) + 1]
     return lists.flatten(), np.repeat(slots, np.diff(offsets))
+
+
+def slots_in(part: slice, slots: Slots | None) -> Slots:
+    """Of those that were frozen, the ones in this part: of all, the part itself."""
+    return np.arange(part.start, part.stop) if slots is None else slots[part]
 
 
 def lists_by_slot(

@@ -13,6 +13,9 @@ import pyarrow as pa
 from tidegate.operators.columnar import GrowingArray, Slots, fixed_array
 from tidegate.plan.key_groups import fixed_values_of, validity_of
 
+# From one in so many on, all slots are frozen for the sake of some.
+_ALL_FROM_PART = 8
+
 # The stored columns of a range of slots, as they were when the values were frozen.
 Frozen: TypeAlias = Callable[[slice], list[pa.Array]]
 
@@ -44,8 +47,8 @@ class Accumulator(Protocol):
         """Slot i becomes what slots[i] was, and the others are gone: in `arrays` that has been done."""
         ...
 
-    def freeze(self) -> Frozen:
-        """The values of this moment, to be read later; must not take long."""
+    def freeze(self, slots: Slots | None = None) -> Frozen:
+        """The values of this moment, of all slots or of these, to be read later by place; must not take long."""
         ...
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None: ...
@@ -75,10 +78,15 @@ class FixedColumns:
     def keep(self, slots: Slots) -> None:
         return
 
-    def freeze(self) -> Frozen:
-        copies = [array.frozen() for array in self.arrays]
+    def freeze(self, slots: Slots | None = None) -> Frozen:
+        if slots is not None and _ALL_FROM_PART * len(slots) < self.arrays[0].count:
+            copies, slots = [array.used[slots] for array in self.arrays], None
+        else:
+            # Copying all of them at once is quicker than choosing many.
+            copies = [array.frozen() for array in self.arrays]
         return lambda part: [
-            fixed_array(kind, copy[part], None) for kind, copy in zip(self._types, copies, strict=True)
+            fixed_array(kind, copy[part if slots is None else slots[part]], None)
+            for kind, copy in zip(self._types, copies, strict=True)
         ]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:

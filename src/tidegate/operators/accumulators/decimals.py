@@ -113,8 +113,8 @@ class DecimalAverage:
     def keep(self, slots: Slots) -> None:
         return
 
-    def freeze(self) -> Frozen:
-        sums, counts = self._sum.freeze(), self._counts.freeze()
+    def freeze(self, slots: Slots | None = None) -> Frozen:
+        sums, counts = self._sum.freeze(slots), self._counts.freeze(slots)
         return lambda part: [*sums(part), *counts(part)]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.accumulators.collected import lists_by_slot
+from tidegate.operators.accumulators.collected import lists_by_slot, slots_in
 from tidegate.operators.accumulators.contract import Frozen
 from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots, slots_array
 
@@ -81,12 +81,12 @@ class DistinctRows:
         self._rebuild(places)
         self._slot_count = len(slots)
 
-    def freeze(self) -> Frozen:
+    def freeze(self, slots: Slots | None = None) -> Frozen:
         owners, pairs, kind, slot_count = self._owners.used.copy(), self._pairs, self._kind, self._slot_count
 
         def stored(part: slice) -> list[pa.Array]:
-            slots = np.arange(part.start, part.stop)
-            return [lists_by_slot(owners, slots, slot_count, lambda rows: _structs(pairs, rows, kind), kind)]
+            wanted = slots_in(part, slots)
+            return [lists_by_slot(owners, wanted, slot_count, lambda rows: _structs(pairs, rows, kind), kind)]
 
         return stored
 

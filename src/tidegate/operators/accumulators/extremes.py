@@ -111,8 +111,8 @@ class ExtremeBy:
         self._values.keep(slots)
         self._orderings.keep(slots)
 
-    def freeze(self) -> Frozen:
-        values, orderings = self._values.freeze(), self._orderings.freeze()
+    def freeze(self, slots: Slots | None = None) -> Frozen:
+        values, orderings = self._values.freeze(slots), self._orderings.freeze(slots)
         return lambda part: [*values(part), *orderings(part)]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:

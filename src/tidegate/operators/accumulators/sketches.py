@@ -62,8 +62,8 @@ class DistinctSketch:
     def keep(self, slots: Slots) -> None:
         return
 
-    def freeze(self) -> Frozen:
-        copy = self._counters.used.copy()
+    def freeze(self, slots: Slots | None = None) -> Frozen:
+        copy = self._counters.used.copy() if slots is None else self._counters.used[slots]
         return lambda part: [fixed_array(pa.binary(self._registers), copy[part], None)]
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:

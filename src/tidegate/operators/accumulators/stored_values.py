@@ -94,8 +94,9 @@ class ValueSlots:
     def keep(self, slots: Slots) -> None:
         self._leave_dead_behind()
 
-    def freeze(self) -> Callable[[slice], list[pa.Array]]:
-        numbers, read = self._numbers.frozen(), self.log.reader()
+    def freeze(self, slots: Slots | None = None) -> Callable[[slice], list[pa.Array]]:
+        numbers = self._numbers.frozen() if slots is None else self._numbers.used[slots]
+        read = self.log.reader()
 
         def stored(part: slice) -> list[pa.Array]:
             has = numbers[part] > 0

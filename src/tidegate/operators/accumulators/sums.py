@@ -64,7 +64,7 @@ class IntegerSum(FixedColumns):
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         super().restore(slots, columns)
-        self._bound = _furthest_from_zero(self.arrays[0].used)
+        self._bound = max(self._bound, _furthest_from_zero(raw_values(columns[0])))
 
     def results(self, slots: Slots) -> pa.Array:
         return fixed_array(pa.int64(), self.arrays[0].used[slots], self.arrays[1].used[slots])

@@ -1,0 +1,178 @@
+"""Whole jobs whose aggregations keep their groups on disk, with room for next to none in memory."""
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.scenarios.test_over_sockets import ALIGNED, UNALIGNED, FailsOnce, folder, slow
+from tests.scenarios.test_state_in_rocksdb import local_folder, retained, stop_after
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.operators import logged_rows, rows_on_disk
+from tidegate.plan.expressions import Column
+from tidegate.plan.lower import lower
+from tidegate.plan.nodes import (
+    Aggregate,
+    AggregateCall,
+    AggregateFunction,
+    Project,
+    Scan,
+    Sink,
+    TransformWithState,
+)
+from tidegate.protocol.restart import FixedDelay, RestartStrategy
+from tidegate.storage import layout
+from tidegate.storage.store import open_store
+from tidegate.testing.local_jobs import local_job
+from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
+from tidegate.worker.settings import SlotSettings
+
+__all__ = ["folder", "local_folder"]
+
+ROWS = 3000
+INT64 = pa.int64()
+
+
+@pytest.fixture(autouse=True)
+def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 8)
+
+
+def job(
+    folder: Path,
+    *,
+    slots: int = 2,
+    switch_after_ms: float | None = ALIGNED,
+    before_row: Callable[[], None] = lambda: None,
+    restart: RestartStrategy | None = None,
+    interval_ms: float = 30,
+    rows_memory_bytes: int = 1,
+    state_backend: str = "rocksdb",
+) -> Coordinator:
+    """User code that may be slow or fail, then sum and count by group; each shown whenever it changed."""
+    k, v = Column(0, "k", INT64), Column(1, "v", INT64)
+    keyed = Project(
+        Scan("parquet", {"path": str(folder / "in")}, pa.schema([("k", INT64), ("v", INT64)])),
+        (k, k, v),
+        pa.schema([("k", INT64), ("k", INT64), ("v", INT64)]),
+    )
+    counted = TransformWithState(keyed, 1, b"count", pa.schema([("k", INT64), ("n", INT64)]))
+    n = Column(1, "n", INT64)
+    calls = (
+        AggregateCall(AggregateFunction.COUNT_ROWS, (), INT64, True),
+        AggregateCall(AggregateFunction.SUM, (k,), INT64, True),
+    )
+    schema = pa.schema([("n", INT64), ("rows", INT64), ("total", INT64)])
+    results = tuple(Column(at, field.name, field.type) for at, field in enumerate(schema))
+    sink = Sink("parquet", {"path": str(folder / "out")}, schema)
+    plan = lower(Aggregate(counted, (n,), calls, results, schema), sink, parallelism=slots, max_parallelism=128)
+    spec = local_job(
+        "scenario",
+        SlotSettings(
+            plan=plan,
+            checkpoint_location=str(folder / "chk"),
+            window_bytes=4096,
+            state_backend=state_backend,
+            state_rows_memory_bytes=rows_memory_bytes,
+            inline_below_bytes=0,
+        ),
+        interval_ms=interval_ms,
+        timeout_ms=60_000,
+        switch_after_ms=switch_after_ms,
+        keep=2,
+        restart=restart,
+        available_now=True,
+    )
+    code = NamedUserCode(processors={"count": lambda: CountingProcessor(before_row=before_row)})
+    return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})
+
+
+def run(coordinator: Coordinator) -> None:
+    coordinator.start()
+    assert coordinator.wait(60), f"still {coordinator.view().state}"
+    assert coordinator.view().state == "finished", coordinator.failure()
+
+
+def newest(folder: Path) -> dict[int, tuple[int, int]]:
+    """Counts only grow, so that the newest of a group is the one with the greatest."""
+    rows = sorted((row["rows"], row["n"], row["total"]) for row in pq.read_table(folder / "out").to_pylist())
+    return {n: (count, total) for count, n, total in rows}
+
+
+def golden() -> dict[int, tuple[int, int]]:
+    """The n-th row of each key."""
+    keys_with: dict[int, list[int]] = {}
+    for v in range(ROWS):
+        keys_with.setdefault(v // 37 + 1, []).append(v % 37)
+    return {n: (len(keys), sum(keys)) for n, keys in keys_with.items()}
+
+
+def log_files(folder: Path) -> set[str]:
+    return {path for path in open_store(str(folder / "chk")).list(layout.SHARED) if path.endswith(".rows")}
+
+
+@pytest.mark.parametrize("rows_memory_bytes", [1, 1 << 30])
+@pytest.mark.parametrize("switch_after_ms", [ALIGNED, UNALIGNED])
+def test_every_row_counts_once_through_an_error(
+    folder: Path, local_folder: Path, switch_after_ms: float | None, rows_memory_bytes: int
+) -> None:
+    run(
+        job(
+            folder,
+            switch_after_ms=switch_after_ms,
+            before_row=FailsOnce(1000),
+            restart=FixedDelay(3, delay_ms=10),
+            rows_memory_bytes=rows_memory_bytes,
+        )
+    )
+    assert newest(folder) == golden()
+    # The slots end a little later than the query.
+    deadline_s = time.monotonic() + 10
+    while list(local_folder.iterdir()) and time.monotonic() < deadline_s:
+        gc.collect()
+        time.sleep(0.1)
+    assert list(local_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("slots", [(2, 2, 2), (1, 3, 2)])
+@pytest.mark.parametrize("rows_memory_bytes", [1, 1 << 30])
+def test_a_stopped_job_goes_on_with_any_number_of_slots(
+    folder: Path, slots: tuple[int, int, int], rows_memory_bytes: int
+) -> None:
+    for number in slots[:2]:
+        stop_after(
+            job(
+                folder,
+                slots=number,
+                before_row=slow(0.001),
+                switch_after_ms=UNALIGNED,
+                rows_memory_bytes=rows_memory_bytes,
+            ),
+            2,
+        )
+    run(job(folder, slots=slots[2], rows_memory_bytes=rows_memory_bytes))
+    assert newest(folder) == golden()
+
+
+def test_checkpoints_share_files_of_rows_and_keep_none_that_no_checkpoint_needs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 1)
+    run(job(folder, interval_ms=20, before_row=slow(0.0005), rows_memory_bytes=1 << 30))
+    older, newer = (
+        {file.path for slot in manifest.slots for file in slot.shared if file.path.endswith(".rows")}
+        for manifest in retained(folder)
+    )
+    assert older & newer, "what did not change between them is stored once"
+    assert log_files(folder) == older | newer
+
+
+def test_a_job_on_the_heap_goes_on_with_its_groups_on_disk(folder: Path) -> None:
+    stop_after(job(folder, before_row=slow(0.001), state_backend="heap"), 2)
+    stop_after(job(folder, before_row=slow(0.001)), 2)
+    run(job(folder))
+    assert newest(folder) == golden()

@@ -1,0 +1,339 @@
+"""Whatever comes, an aggregation with its groups on disk gives what one with all of them in memory gives."""
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
+from tidegate.operators import compaction, logged_rows, rows_on_disk
+from tidegate.operators.aggregate import AggregateOperator
+from tidegate.operators.contract import TaskContext
+from tidegate.plan.expressions import Column
+from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, EventTimeKey, GroupRows, OutputMode
+from tidegate.plan.physical import AggregateSpec
+from tidegate.protocol.rescale import key_group_floors
+from tidegate.protocol.watermarks import KeyGroupFloors
+from tidegate.state.contract import RestoredSection, Section
+from tidegate.testing.manual_clock import ManualClock
+from tidegate.testing.state_suite import restored_from
+from tidegate.worker.state_backends import RocksBackends
+
+KEY_GROUPS = 8
+# RocksDB syncs what it writes.
+_IN_MEMORY = "/dev/shm"
+WINDOW = pa.struct([pa.field("start", pa.timestamp("us")), pa.field("end", pa.timestamp("us"))])
+SECOND_US = 1_000_000
+Row: TypeAlias = tuple[Any, ...]
+
+AnyKey: TypeAlias = tuple[int | None, str | None]
+
+
+def spec_of(
+    *, mode: OutputMode, with_window: bool = False, group_rows: GroupRows = GroupRows.NEWEST_LAST, lists: bool = False
+) -> AggregateSpec:
+    """By number and name, or by window, number and name; calls of fixed and of variable width."""
+    keys = [("window", WINDOW)] * with_window + [("n", pa.int64()), ("name", pa.string())]
+    values = [("v", pa.int64()), ("text", pa.string()), ("x", pa.float64())]
+    v, text, x = (Column(len(keys) + at, name, kind) for at, (name, kind) in enumerate(values))
+    calls = [
+        AggregateCall(AggregateFunction.COUNT_ROWS, (), pa.int64(), True),
+        AggregateCall(AggregateFunction.SUM, (v,), pa.int64(), True),
+        AggregateCall(AggregateFunction.MAX, (text,), pa.string(), True),
+        AggregateCall(AggregateFunction.MIN, (x,), pa.float64(), True),
+    ]
+    if lists:
+        calls.append(AggregateCall(AggregateFunction.COLLECT_LIST, (v,), pa.list_(pa.int64()), True))
+    kinds = [*(kind for _, kind in keys), *(call.type for call in calls)]
+    schema = pa.schema([(f"c{at}", kind) for at, kind in enumerate(kinds)])
+    results = tuple(Column(at, f"c{at}", kind) for at, kind in enumerate(kinds))
+    event_time = EventTime(0, EventTimeKey.WINDOW) if with_window else None
+    spec = AggregateSpec(len(keys), tuple(calls), results, pa.schema([*keys, *values]), schema, mode)
+    return replace(spec, event_time=event_time, group_rows=group_rows)
+
+
+@dataclass
+class Subtask:
+    """The same operator twice: in memory, and on disk with room for next to nothing."""
+
+    spec: AggregateSpec
+    key_groups: KeyGroupRange
+    backends: RocksBackends
+    restored: tuple[list[RestoredSection], list[RestoredSection]] = ([], [])
+    floors: KeyGroupFloors = field(default_factory=lambda: KeyGroupFloors(()))
+    out: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = field(default_factory=lambda: ([], []))
+
+    def __post_init__(self) -> None:
+        self.operators = (AggregateOperator(self.spec), AggregateOperator(self.spec))
+        self.clock = ManualClock()
+        none: Any = None
+        for operator, sections, is_on_disk in zip(self.operators, self.restored, (False, True), strict=True):
+            context = TaskContext(
+                TaskId(VertexId(1), 0), 1, KEY_GROUPS, self.key_groups, self.clock, none, none, floors=self.floors
+            )
+            if is_on_disk:
+                context = replace(context, open_rows=lambda: self.backends.open_rows(self.key_groups))
+            operator.open(context, sections)
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        groups = key_group_of(hash_rows(rows, self.spec.key_count), KEY_GROUPS)
+        own = np.flatnonzero((groups >= self.key_groups.first) & (groups < self.key_groups.last))
+        for operator, out in zip(self.operators, self.out, strict=True):
+            operator.process(rows.take(pa.array(own)), out.append)
+
+    def on_watermark(self, at_ms: int, *, fires: int) -> None:
+        """`fires`: so often; less than what is due may come out."""
+        for operator, out in zip(self.operators, self.out, strict=True):
+            operator.on_watermark(at_ms)
+            for _ in range(fires):
+                if not operator.fire(1, out.append):
+                    break
+
+    def settle(self) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+        """Everything that is due, and what a barrier brings out."""
+        for operator, out in zip(self.operators, self.out, strict=True):
+            for _ in range(1000):
+                if not operator.fire(1, out.append):
+                    break
+            else:
+                raise AssertionError("it never ends")
+            operator.before_barrier(out.append)
+        return self.out
+
+    def snapshot(self) -> tuple[list[Section], list[Section]]:
+        return self.operators[0].snapshot(), self.operators[1].snapshot()
+
+
+class Job:
+    def __init__(self, spec: AggregateSpec, backends: RocksBackends) -> None:
+        self.spec = spec
+        self.backends = backends
+        self.watermark_ms = 0
+        self.subtasks = [Subtask(spec, KeyGroupRange(0, KEY_GROUPS), backends)]
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        for subtask in self.subtasks:
+            subtask.process(rows)
+
+    def on_watermark(self, at_ms: int, *, fires: int) -> None:
+        self.watermark_ms = max(self.watermark_ms, at_ms)
+        for subtask in self.subtasks:
+            subtask.on_watermark(self.watermark_ms, fires=fires)
+
+    def check(self) -> None:
+        """Both have given the same: in update mode the newest of each group."""
+        for subtask in self.subtasks:
+            in_memory, on_disk = (_rows_of(out) for out in subtask.settle())
+            if self.spec.mode is OutputMode.UPDATE:
+                assert _newest(on_disk, self.spec.key_count) == _newest(in_memory, self.spec.key_count)
+            else:
+                assert Counter(map(repr, on_disk)) == Counter(map(repr, in_memory))
+            for out in subtask.out:
+                out.clear()
+
+    def snapshot(self) -> list[tuple[list[Section], list[Section]]]:
+        return [subtask.snapshot() for subtask in self.subtasks]
+
+    def restore(
+        self, snapshots: list[tuple[list[Section], list[Section]]], parallelism: int, *, from_heap: bool
+    ) -> None:
+        stored = [(restored_from(in_memory), restored_from(on_disk)) for in_memory, on_disk in snapshots]
+        old = [subtask.key_groups for subtask in self.subtasks]
+        reached = [(key_groups, self.watermark_ms) for key_groups in old]
+        self.subtasks = []
+        for at in range(parallelism):
+            own = range_of(at, parallelism=parallelism, max_parallelism=KEY_GROUPS)
+            meeting = [each for each, theirs in zip(stored, old, strict=True) if _meet(own, theirs)]
+            in_memory = [section for each in meeting for section in each[0]]
+            on_disk = in_memory if from_heap else [section for each in meeting for section in each[1]]
+            floors = KeyGroupFloors(key_group_floors(reached, own))
+            self.subtasks.append(Subtask(self.spec, own, self.backends, (in_memory, on_disk), floors))
+
+
+def _meet(one: KeyGroupRange, other: KeyGroupRange) -> bool:
+    return max(one.first, other.first) < min(one.last, other.last)
+
+
+def _rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
+    return [tuple(map(repr, row.values())) for batch in batches for row in batch.to_pylist()]
+
+
+def _newest(rows: Sequence[Row], key_count: int) -> dict[Row, Row]:
+    return {row[:key_count]: row for row in rows}
+
+
+def rows_from(spec: AggregateSpec, drawn: Sequence[tuple[int, AnyKey, Any, Any, Any]]) -> pa.RecordBatch:
+    keys: list[Any] = []
+    if spec.event_time is not None:
+        keys.append([{"start": at * SECOND_US, "end": (at + 1) * SECOND_US} for at, *_ in drawn])
+    keys += [[key[0] for _, key, *_ in drawn], [key[1] for _, key, *_ in drawn]]
+    columns = [*keys, *([row[at] for row in drawn] for at in (2, 3, 4))]
+    arrays = [pa.array(column, each.type) for column, each in zip(columns, spec.input_schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=spec.input_schema)
+
+
+a_row = st.tuples(
+    st.integers(0, 12),
+    st.tuples(st.none() | st.integers(-2, 20), st.sampled_from([None, "", "a", "ä\x00b", "long " * 9])),
+    st.none() | st.integers(-5, 5),
+    st.sampled_from([None, "", "x", "yy" * 20]),
+    st.sampled_from([None, 0.0, -0.0, 1.5, float("nan"), float("inf")]),
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("rows"), st.lists(a_row, min_size=1, max_size=25)),
+        st.tuples(st.just("rows"), st.lists(a_row, min_size=1, max_size=25)),
+        st.tuples(st.just("watermark"), st.tuples(st.integers(0, 14_000), st.integers(0, 3))),
+        st.tuples(st.just("snapshot"), st.none()),
+        st.tuples(st.just("restore"), st.tuples(st.sampled_from([1, 1, 2, 3]), st.booleans())),
+        st.tuples(st.just("check"), st.none()),
+    ),
+    min_size=4,
+    max_size=25,
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is done bit by bit, or for many only, shows with a few."""
+    monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
+    monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
+    monkeypatch.setattr(logged_rows, "PART_ROWS", 4)
+    monkeypatch.setattr(logged_rows, "FILE_ROWS", 8)
+    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 3)
+    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 4)
+    monkeypatch.setattr(logged_rows, "_MOST_GONE", 6)
+    monkeypatch.setattr(logged_rows, "_MOST_UNWRITTEN_ROWS", 20)
+    monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
+    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
+
+
+SPECS = {
+    "update": spec_of(mode=OutputMode.UPDATE),
+    "once per epoch": spec_of(mode=OutputMode.UPDATE, group_rows=GroupRows.ONCE_PER_EPOCH),
+    "complete": spec_of(mode=OutputMode.COMPLETE),
+    "append": spec_of(mode=OutputMode.APPEND, with_window=True),
+    "update of windows": spec_of(mode=OutputMode.UPDATE, with_window=True),
+    "lists": spec_of(mode=OutputMode.APPEND, with_window=True, lists=True),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@settings(max_examples=25, deadline=None)
+@given(drawn=steps, memory_bytes=st.sampled_from([1, 3000, 1 << 30]))
+def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[Any], memory_bytes: int) -> None:
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
+        backends = RocksBackends(Path(folder), memory_bytes=8 << 20, rows_memory_bytes=memory_bytes)
+        job = Job(SPECS[name], backends)
+        taken = None
+        for kind, what in drawn:
+            match kind:
+                case "rows":
+                    job.process(rows_from(job.spec, what))
+                case "watermark":
+                    job.on_watermark(what[0], fires=what[1])
+                case "check":
+                    job.check()
+                case "snapshot":
+                    # One that nobody stores: the rows in it are for the next one to write.
+                    job.check()
+                    taken = job.snapshot()
+                case "restore":
+                    job.check()
+                    taken = job.snapshot()
+                    job.restore(taken, what[0], from_heap=what[1])
+        job.check()
+        job.on_watermark(1 << 40, fires=0)
+        job.check()
+        del job, taken
+        backends.close()
+
+
+def numbered(spec: AggregateSpec, numbers: Sequence[int]) -> pa.RecordBatch:
+    return rows_from(spec, [(0, (number, None), 1, None, None) for number in numbers])
+
+
+@pytest.fixture
+def backends(tmp_path: Path) -> Iterator[RocksBackends]:
+    opened = RocksBackends(tmp_path, memory_bytes=8 << 20, rows_memory_bytes=1 << 30)
+    yield opened
+    opened.close()
+
+
+def on_disk(backends: RocksBackends, restored: list[RestoredSection] | None = None) -> Subtask:
+    spec = SPECS["update"]
+    return Subtask(spec, KeyGroupRange(0, KEY_GROUPS), backends, ([], restored or []))
+
+
+def stored_bytes(sections: Sequence[RestoredSection], known: set[str]) -> int:
+    """Of the files that are new; those are known then."""
+    files = {name: fetch for section in sections for name, fetch in section.files.items() if name not in known}
+    known.update(files)
+    return sum(len(fetch.args[0]) for fetch in files.values())  # type: ignore[attr-defined]
+
+
+def test_a_snapshot_stores_what_changed_since_the_last_one(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    subtask, known = on_disk(backends), set[str]()
+    subtask.process(numbered(subtask.spec, range(20_000)))
+    whole = stored_bytes(restored_from(subtask.snapshot()[1]), known)
+    subtask.process(numbered(subtask.spec, range(0, 20_000, 100)))
+    changed = restored_from(subtask.snapshot()[1])
+    assert 0 < stored_bytes(changed, known) < whole / 50
+    assert stored_bytes(restored_from(subtask.snapshot()[1]), known) == 0, "nothing changed"
+    again = on_disk(backends, changed)
+    again.process(numbered(subtask.spec, [100, 101]))
+    shown = {row[0]: row[2] for row in _rows_of(again.settle()[1])}
+    assert shown == {"100": "3", "101": "2"}
+
+
+def test_the_log_stays_in_proportion_to_the_groups(
+    backends: RocksBackends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 100)
+    subtask = on_disk(backends)
+    subtask.process(numbered(subtask.spec, range(5_000)))
+    for start in range(200):
+        subtask.process(numbered(subtask.spec, range(start * 10, start * 10 + 500)))
+        sections = restored_from(subtask.snapshot()[1])
+    (log,) = sections
+    assert len(log.files) < 40
+    assert stored_bytes(sections, set()) < 3 * 5_000 * 150
+    assert len(list(tmp_path.glob("*/*-rows/*.rows"))) == len(log.files), "no file is left behind"
+
+
+def test_groups_that_do_not_fit_are_not_in_memory(backends: RocksBackends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    subtask = on_disk(replace_memory(backends, 64 << 10))
+    for start in range(0, 40_000, 500):
+        subtask.process(numbered(subtask.spec, range(start, start + 500)))
+        subtask.settle()
+    in_memory, mostly_on_disk = (operator.index.count for operator in subtask.operators)
+    assert (in_memory, mostly_on_disk < 4_000) == (40_000, True)
+
+
+def replace_memory(backends: RocksBackends, rows_memory_bytes: int) -> RocksBackends:
+    backends.rows_memory.total_bytes = rows_memory_bytes
+    return backends
+
+
+def test_what_was_on_disk_is_not_taken_for_state_in_memory(backends: RocksBackends) -> None:
+    subtask = on_disk(backends)
+    subtask.process(numbered(subtask.spec, range(10)))
+    sections = restored_from(subtask.snapshot()[1])
+    with pytest.raises(IncompatibleCheckpoint, match="set state.backend to rocksdb"):
+        Subtask(subtask.spec, KeyGroupRange(0, KEY_GROUPS), backends, (sections, []))

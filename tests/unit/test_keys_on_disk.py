@@ -1,0 +1,136 @@
+"""Whatever comes, a deduplication with its keys on disk passes the rows that one with all of them in memory passes."""
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
+from tidegate.operators import compaction, logged_rows, rows_on_disk
+from tidegate.operators.contract import TaskContext
+from tidegate.operators.deduplicate import DeduplicateOperator
+from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
+from tidegate.plan.physical import DeduplicateSpec
+from tidegate.state.contract import RestoredSection
+from tidegate.testing.manual_clock import ManualClock
+from tidegate.testing.state_suite import restored_from
+from tidegate.worker.state_backends import RocksBackends
+
+ALL = KeyGroupRange(0, 8)
+SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us")), ("v", pa.int64())])
+SECOND_US = 1_000_000
+# RocksDB syncs what it writes.
+_IN_MEMORY = "/dev/shm"
+SPECS = {
+    "for ever": DeduplicateSpec(1, None, None, SCHEMA),
+    "by key and time": DeduplicateSpec(2, 1, ForgetByKey(1), SCHEMA),
+    "for ten seconds": DeduplicateSpec(1, 1, ForgetAfterDelay(10_000), SCHEMA),
+}
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("rows"),
+            st.lists(st.tuples(st.sampled_from([None, *"abcdefghijkl"]), st.integers(0, 30)), min_size=1, max_size=20),
+        ),
+        st.tuples(st.just("watermark"), st.integers(0, 30_000)),
+        st.tuples(st.just("restore"), st.booleans()),
+    ),
+    min_size=4,
+    max_size=25,
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
+    monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
+    monkeypatch.setattr(logged_rows, "FILE_ROWS", 8)
+    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 3)
+    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 4)
+    monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
+    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
+
+
+class Both:
+    """The same operator twice: in memory, and on disk with room for next to nothing."""
+
+    def __init__(self, spec: DeduplicateSpec, backends: RocksBackends) -> None:
+        self.spec = spec
+        self.backends = backends
+        self.operators = [self.opened([], is_on_disk=False), self.opened([], is_on_disk=True)]
+        self.watermark_ms = 0
+
+    def opened(self, restored: list[RestoredSection], *, is_on_disk: bool) -> DeduplicateOperator:
+        none: Any = None
+        context = TaskContext(TaskId(VertexId(1), 0), 1, 8, ALL, ManualClock(), none, none)
+        if is_on_disk:
+            context = replace(context, open_rows=lambda: self.backends.open_rows(ALL))
+        operator = DeduplicateOperator(self.spec)
+        operator.open(context, restored)
+        return operator
+
+    def process(self, rows: list[tuple[str | None, int]]) -> None:
+        columns = [[k for k, _ in rows], [at * SECOND_US for _, at in rows], list(range(len(rows)))]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        passed: list[list[Any]] = []
+        for operator in self.operators:
+            out: list[pa.RecordBatch] = []
+            operator.process(batch, out.append)
+            passed.append([row for each in out for row in each.to_pylist()])
+        assert passed[1] == passed[0]
+
+    def on_watermark(self, at_ms: int) -> None:
+        self.watermark_ms = max(self.watermark_ms, at_ms)
+        for operator in self.operators:
+            operator.on_watermark(self.watermark_ms)
+            for _ in range(1000):
+                if not operator.fire(1, lambda rows: None):
+                    break
+            else:
+                raise AssertionError("it never ends")
+
+    def restore(self, *, from_heap: bool) -> None:
+        in_memory, on_disk = (restored_from(operator.snapshot()) for operator in self.operators)
+        self.operators = [
+            self.opened(in_memory, is_on_disk=False),
+            self.opened(in_memory if from_heap else on_disk, is_on_disk=True),
+        ]
+        self.on_watermark(self.watermark_ms)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@settings(max_examples=25, deadline=None)
+@given(drawn=steps, memory_bytes=st.sampled_from([1, 1500, 1 << 30]))
+def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(name: str, drawn: list[Any], memory_bytes: int) -> None:
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
+        backends = RocksBackends(Path(folder), memory_bytes=8 << 20, rows_memory_bytes=memory_bytes)
+        both = Both(SPECS[name], backends)
+        for kind, what in drawn:
+            match kind:
+                case "rows":
+                    both.process(what)
+                case "watermark":
+                    both.on_watermark(what)
+                case "restore":
+                    both.restore(from_heap=what)
+        del both
+        backends.close()
+
+
+def test_keys_that_do_not_fit_are_not_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    backends = RocksBackends(tmp_path, memory_bytes=8 << 20, rows_memory_bytes=64 << 10)
+    both = Both(SPECS["for ever"], backends)
+    for start in [*range(0, 20_000, 500), *range(0, 20_000, 500)]:
+        both.process([(f"key {number}", 0) for number in range(start, start + 500)])
+    in_memory, mostly_on_disk = (operator.index.count for operator in both.operators)
+    assert (in_memory, mostly_on_disk < 4_000) == (20_000, True)
+    backends.close()
