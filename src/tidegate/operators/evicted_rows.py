@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import Damaged
 from tidegate.operators.columnar import KeyIndex, Slots, slots_array
+from tidegate.operators.keys_seen import KeysSeen
 from tidegate.operators.row_codec import RowCodec
 from tidegate.plan.key_groups import Hashes, key_group_of
 from tidegate.state.contract import RestoredSection, Section, StateBackend
@@ -62,6 +63,8 @@ class EvictedRows:
         # No entry of a key group ends sooner; kept loose, made tight by looking.
         self._first_ends_us = np.full(max_parallelism, _NEVER_US)
         self.has_any = bool(restored)
+        # Which keys were restored is not known.
+        self._seen = None if restored else KeysSeen()
         if restored:
             entries.restore(restored)
             self._first_ends_us[:] = _LEAST_US
@@ -84,9 +87,15 @@ class EvictedRows:
         encoded = self._values.encode(values, len(hashes))
         self._state.put_many(named.key_groups, named.stored, [_FORMAT + row for row in encoded])
         self.has_any = True
+        if self._seen is not None:
+            self._seen.add(hashes)
 
     def get(self, index: KeyIndex, slots: Slots) -> tuple[Slots, pa.RecordBatch | None]:
         """Of those slots, the ones whose keys have an entry, and their rows."""
+        if self._seen is not None:
+            slots = slots[self._seen.may_hold(index.hashes[slots])]
+        if len(slots) == 0:
+            return slots, None
         keys = index.gather(slots)
         named = self._named(keys, index.hashes[slots])
         found = self._state.get_many(named.key_groups, named.stored)

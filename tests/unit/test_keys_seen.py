@@ -1,0 +1,36 @@
+"""Keys that were seen are known; of those that were not, few are taken for such."""
+
+import numpy as np
+
+from tidegate.operators.keys_seen import KeysSeen
+
+
+def hashes_of(first: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.random.default_rng(7).integers(0, 1 << 63, last, dtype=np.uint64)[first:]
+
+
+def test_a_key_that_was_added_is_known_however_many_follow() -> None:
+    seen = KeysSeen()
+    for start in range(0, 200_000, 10_000):
+        seen.add(hashes_of(start, start + 10_000))
+    assert seen.may_hold(hashes_of(0, 200_000)).all()
+
+
+def test_few_keys_that_were_not_added_are_taken_for_such() -> None:
+    seen = KeysSeen()
+    for start in range(0, 100_000, 5_000):
+        seen.add(hashes_of(start, start + 5_000))
+    assert seen.may_hold(hashes_of(100_000, 200_000)).mean() < 0.2
+
+
+def test_keys_that_come_again_take_no_more_room() -> None:
+    seen = KeysSeen()
+    seen.add(hashes_of(0, 5_000))
+    size_bytes = seen.size_bytes()
+    for _ in range(10):
+        seen.add(hashes_of(0, 5_000))
+    assert seen.size_bytes() == size_bytes
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert not KeysSeen().may_hold(hashes_of(0, 10)).any()
