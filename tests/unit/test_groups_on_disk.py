@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
-from tidegate.operators import compaction, logged_rows, rows_on_disk
+from tidegate.operators import aggregate, compaction, logged_rows, rows_on_disk
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.expressions import Column
@@ -135,6 +135,7 @@ class Job:
         """Both have given the same: in update mode the newest of each group."""
         for subtask in self.subtasks:
             in_memory, on_disk = (_rows_of(out) for out in subtask.settle())
+            assert subtask.operators[1].is_consistent()
             if self.spec.mode is OutputMode.UPDATE:
                 assert _newest(on_disk, self.spec.key_count) == _newest(in_memory, self.spec.key_count)
             else:
@@ -217,6 +218,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logged_rows, "_MOST_UNWRITTEN_ROWS", 20)
     monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
     monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
+    monkeypatch.setattr(aggregate, "_FEW_GROUPS", 2)
 
 
 SPECS = {
@@ -298,6 +300,40 @@ def test_a_snapshot_stores_what_changed_since_the_last_one(
     again.process(numbered(subtask.spec, [100, 101]))
     shown = {row[0]: row[2] for row in _rows_of(again.settle()[1])}
     assert shown == {"100": "3", "101": "2"}
+
+
+def test_a_group_that_ended_stays_so_when_the_file_that_says_it_is_written_anew(backends: RocksBackends) -> None:
+    subtask = Subtask(SPECS["append"], KeyGroupRange(0, KEY_GROUPS), backends)
+    windows = [(0, number) for number in range(2)] + [(5, number) for number in range(10)]
+    subtask.process(rows_from(subtask.spec, [(at, (number, None), 1, None, None) for at, number in windows]))
+    restored_from(subtask.snapshot()[1])
+    subtask.on_watermark(1_000, fires=100)
+    assert len(_rows_of(subtask.out[1])) == 2
+    restored_from(subtask.snapshot()[1])
+    subtask.process(rows_from(subtask.spec, [(5, (0, None), 1, None, None)]))
+    (log,) = restored_from(subtask.snapshot()[1])
+    again = Subtask(subtask.spec, KeyGroupRange(0, KEY_GROUPS), backends, ([], [log]))
+    again.on_watermark(1 << 40, fires=100)
+    assert len(log.files) == 3, "two of the first snapshot, and one of what came later"
+    assert len(_rows_of(again.settle()[1])) == 10
+
+
+def test_a_snapshot_while_groups_are_left_behind_is_not_undone_by_it(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 16)
+    windows = [(0, number) for number in range(20)] + [(5, number) for number in range(10)]
+    counts = []
+    for fires in range(1, 120, 3):
+        subtask = Subtask(SPECS["append"], KeyGroupRange(0, KEY_GROUPS), backends)
+        subtask.process(rows_from(subtask.spec, [(at, (number, None), 1, None, None) for at, number in windows]))
+        subtask.on_watermark(1_000, fires=fires)
+        counts.append(subtask.operators[1].index.count)
+        subtask.snapshot()
+        subtask.settle()
+        assert subtask.operators[1].index.count == 10
+        assert subtask.operators[1].is_consistent()
+    assert (counts[0], counts[-1]) == (30, 10), "before, while and after they are left behind"
 
 
 def test_the_log_stays_in_proportion_to_the_groups(

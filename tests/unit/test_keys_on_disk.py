@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
-from tidegate.operators import compaction, logged_rows, rows_on_disk
+from tidegate.operators import compaction, deduplicate, logged_rows, rows_on_disk
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.deduplicate import DeduplicateOperator
 from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
@@ -56,6 +56,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logged_rows, "_FEW_ROWS", 4)
     monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
     monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
+    monkeypatch.setattr(deduplicate, "_FEW_KEYS", 2)
 
 
 class Both:

@@ -201,6 +201,9 @@ class AggregateOperator:
             self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
         return [section for section in restored if not RowsOnDisk.is_own(section)]
 
+    def is_consistent(self) -> bool:
+        return self._on_disk is None or self._on_disk.is_consistent()
+
     def _touch(self, slots: Slots) -> None:
         if self._on_disk is not None:
             self._on_disk.touch(slots)

@@ -213,6 +213,9 @@ class RowsOnDisk:
         away = [] if self._evicted is None else self._evicted.snapshot()
         return [*self._logged.snapshot(), *away]
 
+    def is_consistent(self) -> bool:
+        return self._logged.is_consistent()
+
     def close(self) -> None:
         self._store.close()
 
