@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.elements import Batch
-from tidegate.model.errors import Damaged
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import EdgeId, KeyGroupRange, TaskId, VertexId, range_of
 from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
 from tidegate.operators.broadcast_state import decode_states
@@ -162,6 +162,11 @@ def _stored_rows(
     files: StoredFiles, operator: StoredOperator, section_of: str, subtask: int
 ) -> Iterator[pa.RecordBatch]:
     task = TaskId(VertexId(operator.vertex), subtask)
+    if files.sections_of(task, "files", operator=operator.position):
+        raise IncompatibleCheckpoint(
+            f"The rows of {operator.name} are stored as state.backend rocksdb keeps them, which cannot be read as a "
+            "table: read another operator's state, or a checkpoint of the query with state.backend heap."
+        )
     for section in files.sections_of(task, "state", operator=operator.position, name=section_of):
         yield from read_rows(section, noun=operator.name)
 

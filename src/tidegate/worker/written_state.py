@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from tidegate.model.errors import OptionError
+from tidegate.model.errors import IncompatibleCheckpoint, OptionError
 from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
 from tidegate.operators.processor_handle import TIMER_STATES, StateKind, stored_name
 from tidegate.operators.state_handles import encode_position
 from tidegate.operators.user_rows import RowsByKey
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.state.codec import encode_key, encode_value
+from tidegate.state.contract import ROW_LOG_SECTION
 from tidegate.state.heap import HeapBackend, is_keyed_section, section_name
 from tidegate.state.subkeys import entry_key, entry_parts
 from tidegate.state.timers import decode_timer
@@ -241,6 +242,11 @@ def _copy_sections(content: SlotContent, base: StoredFiles, slot: SlotIndex, wri
     for stored in base.all_sections(slot):
         key = stored.key
         if key.kind == "files":
+            if plain_name(key) == ROW_LOG_SECTION:
+                raise IncompatibleCheckpoint(
+                    f"{key.task} keeps rows of an aggregation or a deduplication with state.backend rocksdb, which "
+                    "cannot be copied into another savepoint: take the savepoint of a query with state.backend heap."
+                )
             continue  # its entries are written as those of the heap
         if key.kind == "state" and is_keyed_section(plain_name(key)):
             number = numbers.get((key.task.vertex, key.operator))
