@@ -43,6 +43,9 @@ def main() -> None:
     for number, benchmark in enumerate(chosen, 1):
         print(f"\n[{number}/{len(chosen)}] {benchmark.title}", flush=True)
         every = benchmark.variants(size)
+        if not every:
+            print("  only in the full form", flush=True)
+            continue
         variants = [one for one in every if one.system in wanted]
         variants = [one for one in variants if not given.variants or any(part in one.name for part in given.variants)]
         left_out = [one for one in every if one not in variants]

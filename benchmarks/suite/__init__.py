@@ -15,6 +15,7 @@ from benchmarks.suite import (
     skew,
     slow_operator,
     slow_store,
+    state_on_disk,
     throughput,
 )
 
@@ -32,6 +33,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         recovery,
         shortest_interval,
         growth,
+        state_on_disk,
         memory,
     )
 }

@@ -22,7 +22,7 @@ def main() -> None:
     spark = spark_session(cores=slots)
     spark.conf.set("spark.sql.shuffle.partitions", slots)
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 10_000)
-    if given.text("kind") == "state":
+    if given.text("kind") == "state" or given.text("store") == "rocksdb":
         use_rocksdb(spark)
     # One batch is the whole check; values beyond it are filtered, as for the others.
     per_batch = given.number("check_rows") or given.number("rows_per_batch")
