@@ -20,6 +20,7 @@ from tidegate.model.ids import (
 from tidegate.model.ids import Sequence as Number
 from tidegate.network.messages import Acknowledge, Decline, SnapshotsTaken
 from tidegate.operators.described import describe_plan
+from tidegate.plan.lower import fingerprint
 from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, OperatorSpec, Vertex
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
@@ -95,7 +96,9 @@ class StoredJob:
         for slot in range(self.plan.parallelism):
             underway.acknowledged[SlotIndex(slot)] = self._acknowledged(SlotIndex(slot), store)
         assert underway.find_gap() is None
-        manifest = underway.manifest(generation=Generation(1), now_ms=7.0, fingerprint=[], plan=self.plan)
+        manifest = underway.manifest(
+            generation=Generation(1), now_ms=7.0, fingerprint=fingerprint(self.plan), plan=self.plan
+        )
         manifest = msgspec.structs.replace(manifest, plan=describe_plan(self.plan))
         store.put(path, encode_manifest(manifest))
         return manifest

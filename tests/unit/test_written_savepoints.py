@@ -26,6 +26,7 @@ from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, SlotIndex, Task
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import ProcessorHandle, TaskContext, Times
 from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.plan.lower import fingerprint
 from tidegate.plan.nodes import DeclaredState, StateShape, TimeMode
 from tidegate.plan.physical import DeduplicateSpec, JobPlan, TransformWithStateSpec
 from tidegate.storage.store import LocalFiles
@@ -53,7 +54,8 @@ def job_plan(parallelism: int = 2) -> JobPlan:
 
 
 def new(folder: Path, state: str = "count", *, parallelism: int = 2) -> WrittenSavepoint:
-    return new_savepoint(str(folder), job_plan(parallelism), ["as it is"], operator=None, state=state, now_ms=5)
+    plan = job_plan(parallelism)
+    return new_savepoint(str(folder), plan, fingerprint(plan), operator=None, state=state, now_ms=5)
 
 
 def write(target: WrittenSavepoint, *rows: tuple[Any, ...]) -> str:
@@ -158,7 +160,7 @@ def test_keys_of_every_kind_are_found_by_the_rows_of_the_stream(
     plan = plan_of(spec, schema=columns)
     key = pa.array([86_400_000_000], pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else None
     key = pa.array([1 if pa.types.is_date(kind) else Decimal("10.000")], kind) if key is None else key
-    target = new_savepoint(str(tmp_path), plan, [], operator=None, state="count", now_ms=5)
+    target = new_savepoint(str(tmp_path), plan, fingerprint(plan), operator=None, state="count", now_ms=5)
     write(target, (key[0].as_py(), 5, None))
     looking = Looking()
     code: Any = type("Code", (), {"processor": lambda self, command, **names: looking})()
