@@ -98,7 +98,6 @@ def test_a_killed_worker_costs_a_generation_and_no_row(
     kill_worker(query, chance.randrange(slots))
     await_end(query)
     assert generation(query) == 2
-    assert len(watching.completed_before_generation(watching.log_of(tmp_path), 2)) >= 2
     assert job.committed_rows(spark, tmp_path) == rows.answer
 
 
@@ -157,7 +156,5 @@ def kill_driver(spark: SparkSession, rows: Rows, folder: Path, arguments: list[s
 
 
 def assert_resumed(spark: SparkSession, rows: Rows, folder: Path) -> None:
-    log = watching.log_of(folder)
-    assert watching.generations_in(log) == [1, 2]
-    assert len(watching.completed_before_generation(log, 2)) >= 2
+    assert watching.newest_generation(folder) == 2
     assert job.committed_rows(spark, folder) == rows.answer

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import tidegate as tg
-from tidegate.storage.job_log import CheckpointCompleted, Entry, GenerationStarted, JobLog
+from tidegate.storage.job_log import JobLog, running_generation
 from tidegate.storage.store import open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,23 +60,11 @@ def await_end(query: tg.StreamingQuery) -> None:
     assert query.awaitTermination(PATIENCE_S), f"the job hangs: {query.status}"
 
 
-def log_of(folder: Path) -> list[Entry]:
-    return JobLog(open_store(str(folder / "chk")), driver="a test").read()
-
-
-def generations_in(entries: list[Entry]) -> list[int]:
-    return [entry.generation for entry in entries if isinstance(entry, GenerationStarted)]
-
-
-def completed_before_generation(entries: list[Entry], generation: int) -> list[int]:
-    """The checkpoints that were in the log when that generation began."""
-    completed: list[int] = []
-    for entry in entries:
-        if isinstance(entry, GenerationStarted) and entry.generation == generation:
-            break
-        if isinstance(entry, CheckpointCompleted):
-            completed.append(entry.checkpoint)
-    return completed
+def newest_generation(folder: Path) -> int:
+    """Of the job log, which forgets older ones."""
+    running = running_generation(JobLog(open_store(str(folder / "chk")), driver="a test").read())
+    assert running is not None, "there is a log"
+    return running.generation
 
 
 class Driver:
