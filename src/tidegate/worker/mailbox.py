@@ -20,18 +20,21 @@ class Mailbox:
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
         self._is_closed = False
+        # Whoever posts must not meet the end between its look and its write: the number may be another file's by then.
+        self._closing = threading.RLock()  # again by what a freed note frees
 
     def fileno(self) -> int:
         return self._read_fd
 
     def post(self, note: Callable[[], None]) -> None:
-        if self._is_closed:
-            return  # nobody takes it any more, and what it refers to could not go
-        self._notes.append(note)
-        try:
-            os.write(self._write_fd, b"!")
-        except BlockingIOError:
-            return  # the pipe is full of wake-ups already
+        with self._closing:
+            if self._is_closed:
+                return  # nobody takes it any more, and what it refers to could not go
+            self._notes.append(note)
+            try:
+                os.write(self._write_fd, b"!")
+            except BlockingIOError:
+                return  # the pipe is full of wake-ups already
 
     def take(self) -> list[Callable[[], None]]:
         try:
@@ -44,11 +47,12 @@ class Mailbox:
         return notes
 
     def close(self) -> None:
-        self._is_closed = True
-        # What nobody takes any more may refer to files of state.
-        self._notes.clear()
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        with self._closing:
+            self._is_closed = True
+            # What nobody takes any more may refer to files of state.
+            self._notes.clear()
+            os.close(self._read_fd)
+            os.close(self._write_fd)
 
 
 class Background(Protocol):
