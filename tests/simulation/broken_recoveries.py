@@ -90,7 +90,7 @@ def gives_captured_rows_to_every_receiver_that_takes_over_a_part_of_them(patch: 
     patch.setattr(restoring, "_rows_of", lambda element, edge, piece, *, max_parallelism: element)
 
 
-@variant(found_at=0)
+@variant(found_at=3)
 def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> None:
     def by_old_receiver(old: Any, new: Any, moving: list[ChannelId], max_parallelism: int) -> Any:
         return rescale._by_old_receiver(new, moving)
@@ -98,7 +98,7 @@ def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> No
     patch.setattr(rescale, "_by_key_group", by_old_receiver)
 
 
-@variant(found_at=17)
+@variant(found_at=99)
 def gives_captured_rows_of_a_rebalance_to_two_receivers(patch: Patch) -> None:
     original = rescale._by_old_receiver
 
@@ -119,7 +119,7 @@ def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
     patch.setattr(restoring, "overlapping", lambda subtask, **counts: original(subtask, **counts)[:1])
 
 
-@variant(found_at=114)
+@variant(found_at=283)
 def keeps_only_the_least_event_time(patch: Patch) -> None:
     original = restoring._Restoring._progress_of_all
 
@@ -129,7 +129,7 @@ def keeps_only_the_least_event_time(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_progress_of_all", progress_of_all)
 
 
-@variant(found_at=71)
+@variant(found_at=84)
 def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None:
     def least_advanced(old: Any, in_flight: Iterable[Any]) -> int:
         left = [0] * old[0].receivers
@@ -141,7 +141,7 @@ def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None
     patch.setattr(restoring, "most_advanced_of", least_advanced)
 
 
-@variant(found_at=84)
+@variant(found_at=32)
 def gives_broadcast_state_to_the_old_subtasks_alone(patch: Patch) -> None:
     original = restoring._Restoring._broadcast_from
 
@@ -188,7 +188,7 @@ def completes_a_checkpoint_that_some_slots_have_acknowledged(patch: Patch) -> No
     patch.setattr(Checkpoints, "on_acknowledged", on_acknowledged)
 
 
-@variant(found_at=6)
+@variant(found_at=78)
 def does_not_tell_the_slots_of_an_abort(patch: Patch) -> None:
     original = Checkpointing._abort
 
@@ -203,7 +203,7 @@ def does_not_tell_the_slots_of_an_abort(patch: Patch) -> None:
 # -- in what is durable
 
 
-@variant(found_at=1)
+@variant(found_at=11)
 def commits_before_the_log_entry(patch: Patch) -> None:
     original = DurableJob.complete
 
@@ -233,17 +233,17 @@ def forgets_uncommitted_checkpoints_when_it_starts_again(patch: Patch) -> None:
     patch.setattr(durable, "uncommitted", lambda entries: [])
 
 
-@variant(found_at=292)
+@variant(found_at=179)
 def commits_out_of_the_logs_order_after_a_failed_commit(patch: Patch) -> None:
     patch.setattr(DurableJob, "commit", DurableJob._commit_one)
 
 
-@variant(found_at=1)
+@variant(found_at=17)
 def lets_a_superseded_driver_write_the_log(patch: Patch) -> None:
     patch.setattr(JobLog, "_stop_if_superseded", lambda self: None)
 
 
-@variant(found_at=0)
+@variant(found_at=3)
 def restores_another_checkpoint_than_the_newest(patch: Patch) -> None:
     original = DurableJob._choose
     patch.setattr(DurableJob, "_choose", lambda self, retained: original(self, retained[:-1] or retained))
@@ -263,11 +263,11 @@ def deletes_a_shared_file_with_the_checkpoint_that_wrote_it(patch: Patch) -> Non
     patch.setattr(durable._UsedFiles, "may_need", lambda self, path, writer: False)
 
 
-@variant(found_at=0)
+@variant(found_at=12)
 def deletes_a_shared_file_that_a_pending_checkpoint_refers_to(patch: Patch) -> None:
     patch.setattr(SharedFiles, "_may_be_used", lambda self, file, writer: writer > self._newest)
 
 
-@variant(found_at=1)
+@variant(found_at=0)
 def leaves_the_files_of_aborted_checkpoints_behind(patch: Patch) -> None:
     patch.setattr(DurableJob, "clean_up", lambda self, generation: None)

@@ -31,7 +31,7 @@ from tidegate.worker.task import Task
 # -- at the receiver
 
 
-@variant(found_at=0)
+@variant(found_at=1)
 def captures_only_what_was_queued_at_the_snapshot(patch: Patch) -> None:
     original = GateBarriers.on_arrival
 
@@ -53,12 +53,12 @@ def closes_the_capture_when_the_cut_is_known_whatever_is_still_on_its_way(patch:
     patch.setattr(GateBarriers, "_look_at", look_at)
 
 
-@variant(found_at=0)
+@variant(found_at=1)
 def keeps_what_the_sender_stores_too(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_trim", lambda self, checkpoint, active, channel: [])
 
 
-@variant(found_at=16)
+@variant(found_at=1)
 def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     original = GateBarriers.may_consume
 
@@ -68,7 +68,7 @@ def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     patch.setattr(GateBarriers, "may_consume", may_consume)
 
 
-@variant(found_at=27)
+@variant(found_at=17)
 def does_not_wait_at_an_aligned_barrier(patch: Patch) -> None:
     def may_consume(self: GateBarriers, channel: ChannelId, *, epoch: CheckpointId) -> bool:
         return epoch <= self._channels[channel].newest_cut
@@ -96,7 +96,7 @@ def reopens_an_aborted_checkpoint_on_a_late_barrier(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_open", open_again)
 
 
-@variant(found_at=29)
+@variant(found_at=271)
 def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patch) -> None:
     original = GateBarriers._settle
 
@@ -144,7 +144,7 @@ def consumes_new_rows_before_recovered_ones(patch: Patch) -> None:
 
 
 # Beyond the first seeds of all jobs, but the 140th of this one: two restores have to follow closely on another.
-@variant(found_at=300)
+@variant(found_at=328)
 def forgets_at_a_second_restore_what_was_recovered_at_the_first(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "left", lambda self, channel: ())
 
@@ -258,7 +258,7 @@ def takes_the_snapshot_before_operators_have_flushed(patch: Patch) -> None:
     patch.setattr(Task, "_take", take)
 
 
-@variant(found_at=10)
+@variant(found_at=9)
 def freezes_the_state_when_it_is_encoded_instead_of_at_the_barrier(patch: Patch) -> None:
     original = HeapState.snapshot
 
@@ -292,7 +292,7 @@ def forgets_what_sinks_prepared_for_a_checkpoint_that_failed(patch: Patch) -> No
     patch.setattr(SlotSnapshots, "_to_commit", lambda self, task, checkpoint: original(self, task, checkpoint)[-1:])
 
 
-@variant(found_at=1)
+@variant(found_at=6)
 def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> None:
     acknowledge, abort = SlotSnapshots._acknowledge, Checkpointing._abort
 
@@ -313,7 +313,7 @@ def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> No
     patch.setattr(Checkpointing, "_abort", delete_with_it)
 
 
-@variant(found_at=127)
+@variant(found_at=387)
 def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> None:
     original = SlotSnapshots._go_on
 
@@ -347,7 +347,7 @@ def finishes_a_task_before_a_checkpoint_covers_its_end(patch: Patch) -> None:
     patch.setattr(TaskEnd, "on_end", on_end)
 
 
-@variant(found_at=1)
+@variant(found_at=3)
 def keeps_a_source_paused_when_its_checkpoint_has_settled(patch: Patch) -> None:
     original = SourceAdmission.may_pull
 

@@ -100,7 +100,7 @@ def test_a_reader_that_follows_checkpoints_hears_of_them_also_behind_a_limit(is_
     head.on_abort(CheckpointId(2))
     assert reader.told == [("triggered", 1), ("completed", 1), ("triggered", 2), ("aborted", 2)]
     assert head.position() == b"here"
-    assert head.holds_event_time()
+    assert head.event_time_moves_at_ms() is None
 
 
 def test_a_plain_reader_need_not_follow_checkpoints() -> None:
@@ -109,4 +109,4 @@ def test_a_plain_reader_need_not_follow_checkpoints() -> None:
     head.on_completed(CheckpointId(1))
     head.on_abort(CheckpointId(2))
     assert head.position() is None
-    assert not head.holds_event_time()
+    assert head.event_time_moves_at_ms() == 0.0

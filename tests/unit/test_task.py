@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows
-from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
+from tidegate.model.elements import Batch, EndOfInput, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, TaskId, VertexId
 from tidegate.network.messages import BarrierSeen, BarrierSent, ChannelFinished, CutSent, LongStep, PeerMessage
 from tidegate.operators.contract import Emit, Operator, Stateless, TaskContext, WithoutTimers
@@ -23,7 +23,7 @@ from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.gate import Arrived, ClosedCapture, Gate, RecoveredChannel, RecoveredWatermarks
 from tidegate.worker.output import GATHER_MS, EdgeOutput, OutputChannel, Sealed, TaskOutput
 from tidegate.worker.source_head import SourceHead
-from tidegate.worker.stored_task import StoredTask, stored_task
+from tidegate.worker.stored_task import StoredTask
 from tidegate.worker.task import SLICE_TARGET_MS, Task
 from tidegate.worker.task_reports import TaskListener, TaskSnapshot
 
@@ -33,6 +33,7 @@ OUT = ChannelId(EdgeId(2), 0, 0)
 NEW = RecoveredChannel((), Sequence(0))
 ONE, TWO = CheckpointId(1), CheckpointId(2)
 UNALIGNED_MS = 0.0
+NONE_SENT = Sequence(0)
 
 
 def rows(*values: int) -> pa.RecordBatch:
@@ -44,12 +45,13 @@ class Recorder:
     """A link that notes elements and messages in the order they leave."""
 
     sent: list[object] = field(default_factory=list)
+    next: Sequence = NONE_SENT  # above all elements that were sent
 
     def can_accept(self) -> bool:
         return True
 
     def send_element(self, channel: int, sealed: Sealed, epoch: CheckpointId) -> None:
-        element = sealed.element
+        element, self.next = sealed.element, Sequence(sealed.sequence + 1)
         self.sent.append(element.rows.column(0).to_pylist() if isinstance(element, Batch) else element)
 
     def send_message(self, message: PeerMessage) -> None:
@@ -131,6 +133,7 @@ class Made:
         idle_after_ms: float | None = None,
         watermark_interval_ms: float = 0.0,
         mode: ActiveBackpressure = ActiveBackpressure.OFF,
+        is_restored: bool = False,
     ) -> None:
         self.clock = ManualClock()
         self.taken: list[TaskSnapshot] = []
@@ -139,12 +142,13 @@ class Made:
         self.link = Recorder()
         self.source = Script(deque(answers)) if answers else None
         self.admission = SourceAdmission(mode, interval_ms=10.0, max_concurrent=1, now_ms=0.0)
+        source = self.source and SourceHead(self.source, self.admission, idle_after_ms, is_restored=is_restored)
         channel = OutputChannel(OUT, 0, self.link, window_bytes=window_bytes, next_sequence=Sequence(0))
         self.out = channel
         edge = EdgeOutput([channel], ForwardPartitioning(), max_parallelism=16)
         self.task = Task(
             id=TaskId(VertexId(1), 0),
-            source=None if self.source is None else SourceHead(self.source, self.admission, idle_after_ms),
+            source=source,
             gate=gate,
             inputs=inputs or {},
             operators=operators,
@@ -168,6 +172,10 @@ class Made:
             while self.out.send_one():
                 pass
         return self.sent()
+
+    def consume(self) -> None:
+        """Downstream has processed all that was sent."""
+        self.out.on_granted(self.link.next, self.out.window_bytes, self.clock.monotonic_ms())
 
     def sent(self) -> list[object]:
         sent, self.link.sent = self.link.sent, []
@@ -316,49 +324,6 @@ def test_event_time_passes_and_is_in_the_snapshot_that_its_consumption_sets_off(
     assert snapshot.progress.channel_watermarks() == {CHANNELS[0]: ChannelWatermark(100, is_idle=False)}
     assert snapshot.progress.output_watermark_ms == MIN_WATERMARK_MS, "told behind the barrier"
     assert [type(element) for element in sent] == [BarrierSent, CutSent, Watermark]
-
-
-def test_idleness_before_the_barrier_is_told_before_the_barrier() -> None:
-    """The snapshot says that downstream knows; if it did not, a restored job's event time would stand still."""
-    made = Made(gate=gate_of(CHANNELS[0]))
-    made.arrive(CHANNELS[0], 0, Idle())
-    made.barrier(CHANNELS[0], ONE, before=1, switch_after_ms=None)
-    sent = made.run()
-    assert made.taken[0].progress.channel_watermarks() == {CHANNELS[0]: ChannelWatermark(MIN_WATERMARK_MS, True)}
-    barrier = next(message for message in sent if isinstance(message, BarrierSent))
-    assert barrier.before == 1
-    assert Idle() in sent
-
-
-def test_a_restored_task_tells_channels_how_far_event_time_had_come() -> None:
-    made = Made(gate=gate_of(CHANNELS[0]), restored=StoredTask(output_watermark_ms=90))
-    assert made.run() == [Watermark(90)]
-
-
-def test_a_restored_task_whose_channels_are_idle_is_idle_downstream_too() -> None:
-    """Its watermark makes its channels count again, and its own channels have no reason to say again that they idle."""
-    idle = {CHANNELS[0]: ChannelWatermark(90, is_idle=True)}
-    progress = stored_task(input_watermark_ms=90, output_watermark_ms=90, channels=idle, floors=[])
-    made = Made(gate=gate_of(CHANNELS[0], watermarks=RecoveredWatermarks(idle, 90)), restored=progress)
-    assert made.run() == [Watermark(90), Idle()]
-
-
-def test_a_source_without_rows_for_long_says_once_that_it_is_idle_and_is_active_with_its_next_rows() -> None:
-    nothing = NothingNow(10.0)
-    made = Made(answers=[nothing, nothing, nothing, nothing, Rows(rows(1)), nothing, nothing, nothing, nothing])
-    assert made.task.source is not None
-    made.task.source.idle_after_ms = 15.0
-    found = []
-    for _ in range(5):
-        found += made.run(2)
-        made.clock.advance(10.0)
-    assert found == [Idle()]
-    made.clock.advance(GATHER_MS)
-    found = []
-    for _ in range(5):
-        found += made.run(2)
-        made.clock.advance(10.0)
-    assert found == [[1], Idle()], "and idle anew when nothing follows them"
 
 
 def test_event_time_waits_for_the_end_of_a_batch() -> None:

@@ -8,6 +8,7 @@ from tidegate.model.elements import Batch, EndOfInput, Idle, Watermark
 from tidegate.operators.contract import Emit, Stateless
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark
 from tidegate.worker.gate import RecoveredWatermarks
+from tidegate.worker.output import GATHER_MS
 
 
 class HoldsRows(Stateless):
@@ -105,7 +106,11 @@ def test_idleness_waits_for_rows_that_are_held() -> None:
     made.arrive(CHANNELS[0], 1, Idle())
     assert made.run() == []
     operator.released = 1
-    assert made.run() == [[1], Idle()]
+    made.run()
+    made.clock.advance(GATHER_MS)
+    assert made.run() == [[1]]
+    made.consume()
+    assert made.run() == [Idle()]
 
 
 def test_idleness_is_told_behind_a_watermark_whose_turn_has_not_come() -> None:
@@ -115,9 +120,12 @@ def test_idleness_is_told_behind_a_watermark_whose_turn_has_not_come() -> None:
     assert made.run() == [Watermark(100)]
     made.arrive(CHANNELS[0], 1, Watermark(200))
     made.arrive(CHANNELS[0], 2, Idle())
+    made.consume()
     assert made.run() == []
     made.clock.advance(200.0)
-    assert made.run() == [Watermark(200), Idle()]
+    assert made.run() == [Watermark(200)]
+    made.consume()
+    assert made.run() == [Idle()]
 
 
 def test_a_restored_task_that_holds_rows_says_that_it_is_idle_when_they_are_given() -> None:
@@ -127,4 +135,8 @@ def test_a_restored_task_that_holds_rows_says_that_it_is_idle_when_they_are_give
     made = Made(gate=gate_of(CHANNELS[0], watermarks=RecoveredWatermarks(idle, MIN_WATERMARK_MS)), operators=[operator])
     assert made.run() == []
     operator.released = 1
-    assert made.run() == [[1], Idle()]
+    made.run()
+    made.clock.advance(GATHER_MS)
+    assert made.run() == [[1]]
+    made.consume()
+    assert made.run() == [Idle()]

@@ -77,7 +77,14 @@ class TaskBuilder:
             reader = open_source(vertex.source).reader(subtask=self.slot, parallelism=parallelism)
             if restored.source_state is not None:
                 reader.restore(restored.source_state)
-            source = SourceHead(reader, self._admission(), settings.idle_after_ms)
+            settling_ms = (settings.idle_after_ms or 0.0) if parallelism > 1 else 0.0
+            source = SourceHead(
+                reader,
+                self._admission(),
+                settings.idle_after_ms,
+                settling_ms,
+                is_restored=restored.source_state is not None,
+            )
         key_groups = range_of(self.slot, parallelism=parallelism, max_parallelism=plan.max_parallelism)
         context = TaskContext(
             task=id,

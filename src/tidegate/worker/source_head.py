@@ -24,16 +24,24 @@ _SECOND_LOOK_MS = 10.0
 
 @dataclass(slots=True)
 class SourceHead:
-    """`admission`: leave to pull while checkpoints are behind. `idle_after_ms`: None for a source that never is."""
+    """`admission`: leave to pull while checkpoints are behind. `idle_after_ms`: None for a source that never is.
+
+    `settling_ms`: so long it holds back event time when it was idle and has rows again. Its fellows, idle too, do not
+    hold it back, and may have rows of the same time that nobody has heard of yet. `is_restored`: downstream may take it
+    for idle.
+    """
 
     reader: SourceReader
     admission: SourceAdmission
     idle_after_ms: float | None = None
+    settling_ms: float = 0.0
+    is_restored: bool = False
     has_ended: bool = False
     is_idle: bool = False
     _retry_at_ms: float = 0.0
     _nothing_since_ms: float | None = None
     _was_looked_at_again: bool = False
+    _settles_at_ms: float = 0.0
     _suspended_by: CheckpointId | None = None
     _is_paused: bool = False
     _is_behind: bool = False
@@ -54,6 +62,8 @@ class SourceHead:
         polled = self.reader.poll(max_rows)
         match polled:
             case Rows():
+                if self.is_idle:
+                    self._settles_at_ms = now_ms + self.settling_ms
                 self._retry_at_ms, self._nothing_since_ms, self.is_idle = 0.0, None, False
             case NothingNow(retry_after_ms, is_behind):
                 self._retry_at_ms = now_ms + max(1.0, retry_after_ms)
@@ -63,6 +73,9 @@ class SourceHead:
                 elif self._nothing_since_ms is None:
                     self._nothing_since_ms, self._was_looked_at_again = now_ms, False
             case EndOfSource() | EndOfData():
+                if now_ms < self._settles_at_ms:  # its end would tell all of its event time
+                    self._retry_at_ms, self._is_behind = self._settles_at_ms, True
+                    return NothingNow(self._settles_at_ms - now_ms, is_behind=True)
                 self.has_ended = True
         return polled
 
@@ -80,8 +93,10 @@ class SourceHead:
         self.is_idle = True
         return True
 
-    def holds_event_time(self) -> bool:
-        return isinstance(self._able, ReadsBatches) and self._able.is_amid_batch()
+    def event_time_moves_at_ms(self) -> float | None:
+        """From then on, however far rows have moved it; None while it is amid a batch."""
+        is_amid_batch = isinstance(self._able, ReadsBatches) and self._able.is_amid_batch()
+        return None if is_amid_batch else self._settles_at_ms
 
     def add_splits(self, splits: Sequence[bytes], *, is_last: bool) -> None:
         self.reader.add_splits(splits)
@@ -89,8 +104,10 @@ class SourceHead:
             self.reader.no_more_splits()
         self._retry_at_ms = 0.0
 
-    def is_waiting(self) -> bool:
-        return self.has_ended or (self._retry_at_ms > 0.0 and not self._is_behind)
+    def is_waiting(self, now_ms: float) -> bool:
+        if self.has_ended:
+            return True
+        return self._retry_at_ms > 0.0 and not self._is_behind and now_ms >= self._settles_at_ms
 
     def next_deadline_ms(self) -> float | None:
         """When to ask again; a source that must not pull is woken by a message."""

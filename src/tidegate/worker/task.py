@@ -85,12 +85,11 @@ class Task:
             told_ms=self.restored.output_watermark_ms,
             interval_ms=self.watermark_interval_ms,
         )
-        if self.output is not None and self._time.told_ms > MIN_WATERMARK_MS:
-            # Channels that are new since the checkpoint know nothing yet; the others have heard it and ignore it.
-            for channel in self.output.channels:
-                channel.watermark(self._time.told_ms)
-        # What is told above, and rows that are held, make them count again; a gate that is idle already does not
-        # become so once more.
+        if self._time.told_ms > MIN_WATERMARK_MS or (self.source is not None and self.source.is_restored):
+            # Channels that are new since the checkpoint know nothing yet; of the others, those that are idle count
+            # again until they are so anew.
+            self._tell_active()
+        # What is told above makes them count again, and a gate that is idle already does not become so once more.
         self._is_idle_due = self.gate is not None and self.gate.is_idle()
 
     _time: ChainTime = field(init=False, repr=False)
@@ -127,7 +126,7 @@ class Task:
         if self._holds_rows():
             return False
         if self.source is not None:
-            return self.source.is_waiting()
+            return self.source.is_waiting(self.clock.monotonic_ms())
         assert self.gate is not None
         return self.gate.is_empty()
 
@@ -140,8 +139,9 @@ class Task:
             # Else only a message can set off a step, and that wakes the slot.
             if self.source is not None and (retry_ms := self.source.next_deadline_ms()) is not None:
                 deadlines.append(retry_ms)
-            if (telling_ms := self._time.next_telling_ms()) is not None and not self._holds_event_time():
-                deadlines.append(telling_ms)
+            moves_at_ms = self._event_time_moves_at_ms()
+            if (telling_ms := self._time.next_telling_ms()) is not None and moves_at_ms is not None:
+                deadlines.append(max(telling_ms, moves_at_ms))
             if (timer_ms := self._time.next_timer_ms()) is not None:
                 deadlines.append(self.clock.monotonic_ms() + timer_ms - self.clock.wall_ms())
         return min(deadlines, default=None)
@@ -282,7 +282,9 @@ class Task:
     def _step_input(self, now_ms: float) -> bool:
         if self._is_ending and self._end_operators():
             return True
-        if not self._holds_event_time() and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
+        moves_at_ms = self._event_time_moves_at_ms()
+        may_move = moves_at_ms is not None and now_ms >= moves_at_ms
+        if may_move and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
             self._advance_time(now_ms)
             return True
         self._tell_idle_if_due()
@@ -294,8 +296,8 @@ class Task:
                 operator.on_idle(emit)
         return moved
 
-    def _holds_event_time(self) -> bool:
-        return self.source is not None and self.source.holds_event_time()
+    def _event_time_moves_at_ms(self) -> float | None:
+        return 0.0 if self.source is None else self.source.event_time_moves_at_ms()
 
     def _has_room(self, now_ms: float) -> bool:
         if self.output is None or self.output.has_room():
@@ -339,8 +341,11 @@ class Task:
     def _step_source(self, source: SourceHead, now_ms: float) -> bool:
         if not self._room():
             return False
+        was_idle = source.is_idle
         match source.poll(self._slice_rows(), now_ms):
             case Rows(rows, watermark_ms):
+                if was_idle:
+                    self._tell_active()
                 self._process(self._first, rows, now_ms)
                 if watermark_ms is not None:
                     self._time.on_input(watermark_ms)
@@ -441,12 +446,15 @@ class Task:
         return has_moved
 
     def _tell_idle_if_due(self) -> None:
-        """Not ahead of rows that are held, which would come too late, nor of a watermark, which would call it back."""
+        """Behind what it still has to give or to tell, and behind what is in flight: while it is idle downstream, what
+        makes it count again must not have to queue."""
         if not self._is_idle_due or self._holds_rows() or self._time.has_something_to_tell():
             return
-        self._is_idle_due = False
-        for channel in () if self.output is None else self.output.channels:
-            channel.idle()
+        output = self.output
+        if output is None or not output.in_flight_bytes():
+            self._is_idle_due = False
+            for channel in () if output is None else output.channels:
+                channel.idle()
 
     def _tell_active(self) -> None:
         # A watermark makes the channel count again, before rows do.
