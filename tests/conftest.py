@@ -1,8 +1,9 @@
-"""What all tests share: how Hypothesis behaves, and the one Spark session that a process can have."""
+"""What all tests share: how Hypothesis behaves, which files come first, and the one Spark session of a process."""
 
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,22 @@ settings.register_profile(
     "tidegate", deadline=None, print_blob=True, derandomize=os.environ.get("TIDEGATE_EXPLORE") is None
 )
 settings.load_profile("tidegate")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes first, then those on Spark: processes that share the files then end at the same time."""
+    ranks: dict[Path, int] = {}
+    for item in items:
+        ranks[item.path] = min(ranks.get(item.path, len(_FIRST)), _rank(item))
+    items.sort(key=lambda item: ranks[item.path])
+
+
+# Markers of what comes first.
+_FIRST = ("slow", "spark")
+
+
+def _rank(item: pytest.Item) -> int:
+    return next((at for at, marker in enumerate(_FIRST) if item.get_closest_marker(marker)), len(_FIRST))
 
 
 @pytest.fixture(scope="session")

@@ -118,7 +118,7 @@ class NumberedRows:
         while coordinator.view().committed_checkpoints < checkpoints:
             assert not coordinator.wait(0.01), "it ended before it could be stopped"
         coordinator.stop()
-        assert coordinator.wait(20)
+        assert coordinator.wait(60)
 
     def finish(self, **job: Any) -> Coordinator:
         coordinator = self.job(**job)

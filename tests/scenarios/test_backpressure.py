@@ -21,6 +21,7 @@ from tidegate.testing.threads import NamedUserCode, ThreadLauncher
 from tidegate.worker import main
 from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 
+PATIENCE_S = 90.0
 PAYLOAD = "x" * 200
 KEYED = pa.schema([("k", pa.int64()), ("k", pa.int64()), ("payload", pa.string())])
 COUNTED = pa.schema([("k", pa.int64()), ("n", pa.int64())])
@@ -103,12 +104,12 @@ def running() -> Iterator[list[Coordinator]]:
     yield started
     for coordinator in started:
         coordinator.stop()
-        assert coordinator.wait(20)
+        assert coordinator.wait(PATIENCE_S)
 
 
-def completed(coordinator: Coordinator, count: int, *, timeout_s: float = 30) -> list[CheckpointView]:
+def completed(coordinator: Coordinator, count: int) -> list[CheckpointView]:
     """The first so many, oldest first."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         view = coordinator.view()
         assert view.state in ("starting", "restoring", "running", "created", "deploying"), view
@@ -135,7 +136,7 @@ def test_a_switching_checkpoint_does_not_wait_for_its_deadline_once_queue_and_st
     first, *others = completed(overloaded, 6)
     assert first.kind == "switched"
     quick = sorted(c.duration_ms for c in others)
-    assert quick[len(quick) // 2] < 600, quick
+    assert quick[len(quick) // 2] < 900, quick
     assert {c.kind for c in others} == {"switched"}
 
 
@@ -234,7 +235,7 @@ def test_with_debloating_the_windows_of_a_slow_task_follow_what_it_does_in_the_t
     running.append(overloaded)
     overloaded.start()
     begins_with_bytes = 2 * START_WINDOW_BYTES  # from each of the slots
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         windows = [task.window_bytes for task in overloaded.view().tasks if not task.is_source]
         done = [w > 2 * begins_with_bytes if grows else w < begins_with_bytes / 2 for w in windows]
@@ -259,7 +260,7 @@ def test_the_stream_goes_on_while_one_checkpoint_after_another_expires(
     )
     running.append(overloaded)
     overloaded.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while sum(c.failure_reason == "expired" for c in overloaded.view().checkpoints) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.02)

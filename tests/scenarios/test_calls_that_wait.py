@@ -104,7 +104,7 @@ def test_rows_that_wait_are_taken_over_at_another_parallelism(folder: Path, slot
 
     first = job(folder, stalls)
     first.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(stalled) < 2 * 8:
         assert time.monotonic() < deadline, "not all calls wait at once"
         time.sleep(0.01)
@@ -113,7 +113,7 @@ def test_rows_that_wait_are_taken_over_at_another_parallelism(folder: Path, slot
         assert time.monotonic() < deadline, "a checkpoint waits for a call"
         time.sleep(0.01)
     first.stop()
-    assert first.wait(20)
+    assert first.wait(60)
     is_over.set()
     assert sum(committed(folder).values()) < ROWS
     second = job(folder, slowly, slots=slots)
@@ -131,7 +131,7 @@ def test_a_call_that_takes_too_long_ends_the_query_with_its_row(folder: Path) ->
 
     coordinator = job(folder, hangs, timeout_ms=100)
     coordinator.start()
-    assert coordinator.wait(30)
+    assert coordinator.wait(60)
     failure = coordinator.failure()
     is_over.set()
     assert isinstance(failure, UserCodeFailure)

@@ -15,6 +15,7 @@ from tidegate.storage.manifests import Manifest
 from tidegate.worker.local_copies import LocalRecovery
 
 BACKENDS = ["heap", "rocksdb"]
+PATIENCE_S = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -113,19 +114,22 @@ def test_copies_are_of_the_newest_completed_checkpoint_or_the_one_before_until_i
     tmp_path: Path, local_folder: Path
 ) -> None:
     rows = numbered(tmp_path)
-    found: list[dict[str, Path]] = []
-    manifests: list[list[Manifest]] = []
+    missing, outdated = {"nobody has looked"}, {"nobody has looked"}
 
     def look() -> None:
-        time.sleep(0.1)  # What is being stored, and pruned, comes to its end: this slot hears of nothing newer.
-        manifests.append(rows.retained())
-        found.append(copies_in(local_folder))
+        nonlocal missing, outdated
+        deadline_s = time.monotonic() + PATIENCE_S
+        # What is being stored, and pruned, comes to its end: this slot hears of nothing newer.
+        while (missing or outdated) and time.monotonic() < deadline_s:
+            before, newest = rows.retained()[-2:]
+            copies = copies_in(local_folder).keys()
+            missing = files_of(newest) - copies
+            others = copies - files_of(newest) - files_of(before)
+            outdated = {name for name in others if int(name.split("/")[1].split("-")[0]) <= newest.checkpoint}
+            time.sleep(0.02)
 
     run_through(rows, FailsOnce(ROWS // 2, ValueError, look))
-    before, newest = manifests[0][-2:]
-    assert files_of(newest) <= found[0].keys()
-    others = found[0].keys() - files_of(newest) - files_of(before)
-    assert {name for name in others if int(name.split("/")[1].split("-")[0]) <= newest.checkpoint} == set()
+    assert (missing, outdated) == (set(), set())
 
 
 @pytest.mark.parametrize("settings", [{"local_recovery": LocalRecovery.OFF}, {"inline_below_bytes": 1 << 20}])

@@ -167,7 +167,7 @@ def test_a_stopped_job_goes_on_where_its_last_checkpoint_was(folder: Path, switc
     while first.view().committed_checkpoints < 2:
         assert not first.wait(0.01), "it ended before it could be stopped"
     first.stop()
-    assert first.wait(20)
+    assert first.wait(60)
     assert first.view().state == "stopped"
     second = job(folder, switch_after_ms=switch_after_ms)
     run(second)

@@ -47,7 +47,7 @@ def stop_after(coordinator: Coordinator, checkpoints: int) -> None:
     while coordinator.view().committed_checkpoints < checkpoints:
         assert not coordinator.wait(0.01), "it ended before it could be stopped"
     coordinator.stop()
-    assert coordinator.wait(20)
+    assert coordinator.wait(60)
     assert coordinator.view().state == "stopped"
 
 
@@ -129,7 +129,7 @@ def test_a_savepoint_that_was_moved_starts_a_job_elsewhere_whatever_became_of_it
         assert not first.wait(0.01), "it ended before it could be stopped"
     wish = first.savepoint(str(folder / "saved"), alignment=SavepointAlignment.UNALIGNED, afterwards=Afterwards.SUSPEND)
     saved = Path(wish.result(20))
-    assert first.wait(20)
+    assert first.wait(60)
     shutil.rmtree(folder / "chk")
     moved = saved.rename(folder / "moved")
     store = open_store(str(moved))

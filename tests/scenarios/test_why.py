@@ -55,6 +55,7 @@ KEYS = 64
 ALIGNED, UNALIGNED = None, 0.0
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 LONG_MS = 700.0
+PATIENCE_S = 90.0
 
 
 @dataclass(slots=True)
@@ -91,15 +92,15 @@ class Stage:
     def location(self) -> str:
         return str(self.folder / "chk")
 
-    def first(self, wanted: Callable[[CheckpointFacts], bool], *, timeout_s: float = 40.0) -> WhyReport:
+    def first(self, wanted: Callable[[CheckpointFacts], bool]) -> WhyReport:
         """The report of the first checkpoint that is like that, as it is explained while the job runs."""
-        facts = self.until(lambda: next((f for f in self.coordinator.checkpoint_facts() if wanted(f)), None), timeout_s)
+        facts = self.until(lambda: next((f for f in self.coordinator.checkpoint_facts() if wanted(f)), None))
         report = why(facts)
         assert sum(phase.duration_ms for phase in report.critical_path) == pytest.approx(facts.duration_ms, abs=0.01)
         return report
 
-    def until(self, look: Callable[[], Any], timeout_s: float = 40.0) -> Any:
-        deadline = time.monotonic() + timeout_s
+    def until(self, look: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
         while (found := look()) is None:
             ended = self.coordinator.wait(0.05)
             if ended and (found := look()) is not None:
@@ -148,7 +149,7 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
     yield start
     for stage in stages:
         stage.coordinator.stop()
-        assert stage.coordinator.wait(30)
+        assert stage.coordinator.wait(PATIENCE_S)
 
 
 def is_slow(facts: CheckpointFacts) -> bool:
@@ -197,7 +198,7 @@ def test_one_long_call(staged: Staged) -> None:
     report = staged(before_row=Once(LONG_MS * 3 / 1000)).first(is_slow)
     assert isinstance(report.culprit, LongCall), report
     assert "TransformWithState" in report.culprit.where.name
-    assert report.culprit.duration_ms == pytest.approx(LONG_MS * 3, rel=0.3)
+    assert report.culprit.duration_ms > LONG_MS * 2.7
 
 
 def slow_uploads(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
@@ -428,7 +429,7 @@ def test_failed_ones_are_told_after_the_end(staged: Staged) -> None:
     stage = staged(before_row=sleeping(0.004), timeout_ms=600.0)
     report = stage.first(has_failed("expired"))
     stage.coordinator.stop()
-    assert stage.coordinator.wait(30)
+    assert stage.coordinator.wait(PATIENCE_S)
     code, said = invoke("why", stage.location, str(report.checkpoint))
     assert code == 0 and "expired" in said and "TransformWithState" in said, said
     code, said = invoke("why", stage.location)

@@ -81,7 +81,7 @@ def test_an_endless_query_runs_until_it_is_stopped_which_is_soon(spark: SparkSes
     assert query.isActive and query in tg.queries(spark)
     started = time.monotonic()
     query.stop()
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 8.0, "slots that do not leave by themselves are ended after ten seconds"
     assert not query.isActive and query.exception() is None and tg.queries() == []
     assert query.status["message"] == "stopped"
     query.stop()  # once more is fine
@@ -91,7 +91,7 @@ def test_await_termination_with_a_timeout_says_whether_the_query_has_ended(spark
     query = tg.writeStream(rate(spark)).format("noop").option("parallelism", 1).start()
     assert query.awaitTermination(0.2) is False
     query.stop()
-    assert query.awaitTermination(5) is True
+    assert query.awaitTermination(PATIENCE_S) is True
     assert query.awaitTermination() is None
 
 

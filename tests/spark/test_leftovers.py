@@ -128,8 +128,8 @@ def writer(df: DataFrame, folder: Path) -> tg.DataStreamWriter:
     return writer.option("restart.strategy", "none").option("network.window", "4kb")
 
 
-def until(condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> bool:
-    deadline = time.monotonic() + patience_s
+def until(condition: Callable[[], Any]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return bool(condition())
@@ -195,7 +195,7 @@ def test_a_query_leaves_nothing_in_a_session_that_goes_on(
     usual, before = next(iter(four_workers(spark).values())), this_process()
     pids = run(spark, source, tmp_path)
 
-    assert until(lambda: this_process().threads <= before.threads, 2.0), this_process().threads - before.threads
+    assert until(lambda: this_process().threads <= before.threads), this_process().threads - before.threads
     after = this_process()
     assert after.listening == before.listening
     assert after.switch_interval_s == before.switch_interval_s
@@ -278,19 +278,19 @@ def test_a_driver_that_ends_leaves_no_process_and_no_file(
         ) as driver,
     ):
         try:
-            assert until(lambda: "running" in shown.read_text() or driver.poll() is not None, 60.0), shown.read_text()
+            assert until(lambda: "running" in shown.read_text() or driver.poll() is not None), shown.read_text()
             if interrupt:
                 time.sleep(0.3)
                 os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
             try:
-                driver.wait(timeout=30)
+                driver.wait(timeout=PATIENCE_S)
             except subprocess.TimeoutExpired:
                 left = session_processes(driver.pid)
                 driver.send_signal(signal.SIGUSR1)  # its threads say where they are
                 time.sleep(1)
                 os.killpg(driver.pid, signal.SIGKILL)
                 pytest.fail(f"still there: {left}\n{shown.read_text()}")
-            assert until(lambda: not session_processes(driver.pid), 10.0), session_processes(driver.pid)
+            assert until(lambda: not session_processes(driver.pid)), session_processes(driver.pid)
         finally:
             for process in session_processes(driver.pid):
                 os.kill(int(process.split()[0]), signal.SIGKILL)

@@ -198,8 +198,10 @@ class LateSlots(ThreadLauncher):
 
 
 class NothingYet:
+    was_cancelled = threading.Event()
+
     def cancel(self) -> None:
-        return
+        self.was_cancelled.set()
 
     def running_slots(self) -> int | None:
         return None
@@ -211,7 +213,8 @@ def test_slots_that_come_after_a_stop_are_told_to_leave(folder: Path) -> None:
     job.start()
     assert launcher.was_asked.wait(PATIENCE_S)
     job.stop()
-    assert job.wait(5.0), "it waits until it may cancel them"
+    assert job.wait(PATIENCE_S)
+    assert not NothingYet.was_cancelled.is_set(), "it waits until it may cancel them"
     assert job.failure() is None and job.view().state == "stopped"
 
 

@@ -25,7 +25,7 @@ from tidegate.testing.manual_clock import ManualClock
 
 SECRET = b"s" * 32
 JOB = "job-1"
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 Links = Mapping[SlotIndex, PeerLinks]
 
 
@@ -107,7 +107,7 @@ def check_that_all_hear_each_other(everyone: Mapping[int, Links]) -> None:
 
 
 def eventually(receive):
-    give_up_s = time.monotonic() + 5
+    give_up_s = time.monotonic() + DEADLINE_S
     while not (received := receive()):
         assert time.monotonic() < give_up_s
         time.sleep(0.001)
@@ -171,11 +171,9 @@ def test_strangers_that_are_silent_or_send_garbage_do_not_stall_the_mesh(cleanup
             stranger.send(b"GET / HTTP/1.1\r\n\r\n")
         if position % 3 == 2:
             stranger.send(b"TGHS\x01")
-    started_s = time.monotonic()
-    meshes = [site.mesh(slot) for slot in range(3)]
+    # The time that a silent stranger is allowed never ends.
+    meshes = [site.mesh(slot, clock=ManualClock()) for slot in range(3)]
     build(*meshes)
-    # Less than the time a single silent stranger is allowed.
-    assert time.monotonic() - started_s < 3
     check_that_all_hear_each_other({slot: site.take(mesh) for slot, mesh in enumerate(meshes)})
 
 
