@@ -64,7 +64,7 @@ class HdfsRules(FileSystemHandler):  # type: ignore[misc]
         self._files.delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("A store below a folder never empties the whole file system.")
 
     def delete_file(self, path: str) -> None:
         self._files.delete_file(path)
@@ -82,4 +82,4 @@ class HdfsRules(FileSystemHandler):  # type: ignore[misc]
         return self._files.open_output_stream(path, metadata=metadata)
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError("A file of a store is written once, as a whole: nothing is appended.")

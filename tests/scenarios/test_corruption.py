@@ -92,8 +92,6 @@ class Stopped:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    if request.param == "rocksdb":
-        pytest.importorskip("rocksdict")
     rows = NumberedRows(tmp_path_factory.mktemp("stopped"), settings=BACKENDS[request.param])
     found = Stopped.after_some_checkpoints(rows)
     kinds = {Path(path).suffix for path in files_of(found.newest)}

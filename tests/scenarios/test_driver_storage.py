@@ -25,8 +25,6 @@ def stored(rows: NumberedRows) -> set[str]:
 def test_a_job_goes_on_from_manifests_alone(
     tmp_path: Path, backend: str, switch_after_ms: float | None, slots: int
 ) -> None:
-    if backend == "rocksdb":
-        pytest.importorskip("rocksdict")
     rows = numbered(tmp_path, state_backend=backend, inline_below_bytes=0)
     rows.switch_after_ms = switch_after_ms
     rows.stop_after(2)

@@ -47,8 +47,6 @@ class FailsOnce:
 
 
 def numbered(folder: Path, backend: str = "heap", **settings: Any) -> NumberedRows:
-    if backend == "rocksdb":
-        pytest.importorskip("rocksdict")
     kept = {"local_recovery": LocalRecovery.ALWAYS, "inline_below_bytes": 0, "state_backend": backend}
     return NumberedRows(folder, settings=kept | settings)
 

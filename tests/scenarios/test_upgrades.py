@@ -18,8 +18,6 @@ _MOST_FIXTURE_BYTES = 300 << 10
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "rocksdb":
-        pytest.importorskip("rocksdict")
     return str(request.param)
 
 

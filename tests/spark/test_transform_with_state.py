@@ -4,7 +4,6 @@ import datetime as dt
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "k string, ts timestamp, v long"
 _names = itertools.count()
-needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="needs the extra rocksdb")
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -123,7 +121,6 @@ def test_value_list_and_map_state_are_sparks(spark: SparkSession, tmp_path: Path
     assert ours == sparks_rows(everything(stream(spark, tmp_path / "in")), tmp_path / "theirs")
 
 
-@needs_rocksdb
 def test_value_list_and_map_state_in_rocksdb_are_as_on_the_heap(spark: SparkSession, tmp_path: Path) -> None:
     # One file: rows of several may come in another order, which these states tell.
     put(tmp_path / "in", numbered(0, 100))
@@ -180,7 +177,7 @@ def test_event_time_timers_fire_for_the_rows_for_which_sparks_do(spark: SparkSes
     assert ours == sparks_rows(alarms(stream(spark, tmp_path / "in")), tmp_path / "theirs")
 
 
-@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=needs_rocksdb)])
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_timers_lists_and_maps_survive_a_restart_at_another_parallelism(
     spark: SparkSession, tmp_path: Path, backend: str
 ) -> None:
