@@ -1,4 +1,4 @@
-"""What all tests share: how Hypothesis behaves, which files come first, and the one Spark session of a process."""
+"""What all tests share: how Hypothesis behaves, where they write, what comes first, and the one session of Spark."""
 
 import os
 import sys
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.in_memory import IN_MEMORY
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -18,6 +20,9 @@ settings.register_profile(
     "tidegate", deadline=None, print_blob=True, derandomize=os.environ.get("TIDEGATE_EXPLORE") is None
 )
 settings.load_profile("tidegate")
+
+if IN_MEMORY is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -152,8 +152,13 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
         assert stage.coordinator.wait(PATIENCE_S)
 
 
-def is_slow(facts: CheckpointFacts) -> bool:
-    return facts.outcome is Outcome.COMPLETED and facts.duration_ms > LONG_MS * 0.8
+def takes(at_least_ms: float) -> Callable[[CheckpointFacts], bool]:
+    return lambda facts: facts.outcome is Outcome.COMPLETED and facts.duration_ms >= at_least_ms
+
+
+is_slow = takes(LONG_MS * 0.8)
+# About as long as the delay that is staged: nothing is asked of what a busy machine made a little slow.
+is_held_up = takes(LONG_MS * 1.4)
 
 
 def has_failed(reason: str) -> Callable[[CheckpointFacts], bool]:
@@ -195,10 +200,10 @@ def test_a_slow_operator_behind_queued_data(staged: Staged) -> None:
 
 
 def test_one_long_call(staged: Staged) -> None:
-    report = staged(before_row=Once(LONG_MS * 3 / 1000)).first(is_slow)
+    report = staged(before_row=Once(LONG_MS * 3 / 1000)).first(takes(LONG_MS * 2))
     assert isinstance(report.culprit, LongCall), report
     assert "TransformWithState" in report.culprit.where.name
-    assert report.culprit.duration_ms > LONG_MS * 2.7
+    assert report.culprit.duration_ms > LONG_MS * 2
 
 
 def slow_uploads(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
@@ -212,7 +217,7 @@ def slow_uploads(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
 
 def test_a_slow_store(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_uploads(monkeypatch, Slow(LONG_MS * 1.5))
-    report = staged(before_row=sleeping(0.0001)).first(is_slow)
+    report = staged(before_row=sleeping(0.0001)).first(is_held_up)
     assert isinstance(report.culprit, SlowStore), report
     assert "checkpointLocation" in report.culprit.where.what
     assert report.culprit.duration_ms > LONG_MS and report.culprit.stored_bytes > 0
@@ -223,7 +228,9 @@ def test_a_slow_job_log(staged: Staged) -> None:
         is_entry = operation is StoreOperation.CREATE and int(path.rsplit("/", 1)[-1]) > 0
         return Slow(LONG_MS * 1.5) if is_entry else Result.SUCCEEDS
 
-    report = staged(before_row=sleeping(0.0001), driver_store=lambda store: FaultyStore(store, faults)).first(is_slow)
+    report = staged(before_row=sleeping(0.0001), driver_store=lambda store: FaultyStore(store, faults)).first(
+        is_held_up
+    )
     assert isinstance(report.culprit, SlowStore), report
     assert report.culprit.where.what == "the job log"
 
@@ -243,7 +250,7 @@ def test_a_big_synchronous_part(staged: Staged) -> None:
         yield from batches
         time.sleep(LONG_MS * 1.5 / 1000)
 
-    report = staged(function=flushes_long, before_row=sleeping(0.0001)).first(is_slow)
+    report = staged(function=flushes_long, before_row=sleeping(0.0001)).first(is_held_up)
     assert isinstance(report.culprit, BigSynchronousPart), report
     assert "MapInArrow" in report.culprit.where.name
     assert report.culprit.duration_ms > LONG_MS
@@ -270,7 +277,7 @@ def test_one_late_channel(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(SlotTasks, "on_peer_message", on_peer_message)
     monkeypatch.setattr(SlotTasks, "on_time", on_time)
-    report = staged(before_row=sleeping(0.0001)).first(is_slow)
+    report = staged(before_row=sleeping(0.0001)).first(is_held_up)
     assert isinstance(report.culprit, LateChannel), report
     assert report.culprit.where.what == "e0:0->1" and report.culprit.sender == "v0.0"
     assert report.culprit.late_ms > LONG_MS

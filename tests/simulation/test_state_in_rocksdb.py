@@ -5,17 +5,15 @@ What slots keep on disk is real; it is in memory where the system offers a folde
 
 import gc
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.in_memory import folder_in_memory
 from tidegate.testing.simulation import RunFailure, RunReport, run_seed
 from tidegate.testing.simulation.topologies import Topology
 
-_IN_MEMORY = "/dev/shm"
 # Each topology once: seeds take them in turn.
 _SEEDS = range(len(Topology))
 
@@ -23,9 +21,9 @@ _SEEDS = range(len(Topology))
 @pytest.fixture
 def local_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     logging.getLogger("tidegate").setLevel(logging.CRITICAL)  # failures are what is simulated
-    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
-        monkeypatch.setenv("SPARK_LOCAL_DIRS", folder)
-        yield Path(folder)
+    with folder_in_memory() as folder:
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", str(folder))
+        yield folder
 
 
 @pytest.mark.slow

@@ -1,14 +1,13 @@
 """Whatever is done to them, heap and RocksDB hold the same state, and give it to any number of subtasks."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TypeAlias
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.in_memory import folder_in_memory
 from tidegate.model.ids import KeyGroupRange, range_of
 from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
@@ -78,7 +77,7 @@ class Job:
 @contextmanager
 def jobs(parallelisms: Sequence[int]) -> Iterator[list[Job]]:
     with ExitStack() as stack:
-        folder = Folder(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        folder = Folder(stack.enter_context(folder_in_memory()))
         made = [Job(folder, parallelism) for parallelism in parallelisms]
         for job in made:
             stack.callback(job.close)
@@ -147,8 +146,8 @@ steps = st.lists(
 def test_whatever_is_asked_while_snapshots_are_made_is_answered_from_what_was_written(
     steps: list[tuple[str, bytes, bytes]],
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        backend = RocksBackend(KeyGroupRange(0, KEY_GROUPS), folder=Folder(Path(folder)), memory=MEMORY)
+    with folder_in_memory() as folder:
+        backend = RocksBackend(KeyGroupRange(0, KEY_GROUPS), folder=Folder(folder), memory=MEMORY)
         state, expected = backend.keyed("a"), dict[bytes, bytes]()
         state.put(4, b"k of another key group", b"")
         for step, key, value in steps:

@@ -1,6 +1,5 @@
 """Old entries of the job log go once a summary stands for them, and no driver, reader or crash can tell."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.in_memory import folder_in_memory
 from tidegate.model.errors import Damaged, DidNotHappen, Superseded
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.storage import layout
@@ -101,8 +101,8 @@ def possible(entries: Sequence[Entry]) -> list[Entry]:
 @settings(max_examples=80)
 @given(data=st.data())
 def test_a_summary_answers_every_question_as_the_entries_did(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        store = LocalFiles(Path(folder))
+    with folder_in_memory() as folder:
+        store = LocalFiles(folder)
         log = start(store, "a")
         plain = log.entries()
         for _ in range(data.draw(st.integers(1, 30))):
