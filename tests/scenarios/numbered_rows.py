@@ -1,7 +1,7 @@
 """Jobs whose rows carry ids: each comes out with its key, its id, and which of its key's rows it is."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.model.ids import SlotIndex
-from tidegate.operators.contract import ProcessorHandle, Times
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Project, Scan, Sink, TransformWithState
@@ -20,7 +19,7 @@ from tidegate.storage.job_log import JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import LocalFiles, open_store
 from tidegate.testing.local_jobs import local_job
-from tidegate.testing.threads import NamedUserCode, ThreadLauncher
+from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker.restoring import restore_slot
 from tidegate.worker.settings import SlotSettings
 
@@ -30,31 +29,6 @@ FILES = 4
 ALIGNED, UNALIGNED = None, 0.0
 _SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 NUMBERED = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("n", pa.int64())])
-
-
-class NumberingProcessor:
-    def __init__(self, before_row: Callable[[], None]) -> None:
-        self._before_row = before_row
-
-    def init(self, handle: ProcessorHandle) -> None:
-        self._count = handle.value_state("count", ("n",))
-
-    def handle_rows(
-        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
-    ) -> Iterable[tuple[Any, ...]]:
-        stored = self._count.get()
-        n = 0 if stored is None else stored[0]
-        for row in rows:
-            self._before_row()
-            n += 1
-            yield (*key, row[-1], n)
-        self._count.update((n,))
-
-    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:
-        raise AssertionError("there are no timers")
-
-    def close(self) -> None:
-        return
 
 
 @dataclass(slots=True)
@@ -109,7 +83,9 @@ class NumberedRows:
             restart=spec.pop("restart", None),
             available_now=True,
         )
-        code = NamedUserCode(processors={"number": lambda: NumberingProcessor(before_row)})
+        code = NamedUserCode(
+            processors={"number": lambda: CountingProcessor(before_row=before_row, kept=lambda row: row[-1:])}
+        )
         return Coordinator(replace(made, **spec), self.open_job_store(self.location), ThreadLauncher(code), versions={})
 
     def stop_after(self, checkpoints: int, **job: Any) -> None:

@@ -3,21 +3,19 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.views import CheckpointView
-from tidegate.operators.contract import ProcessorHandle, Times
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import MapInArrow, Scan, Sink, TransformWithState
 from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.storage.access import StoreAccess
 from tidegate.storage.store import Data, LocalFiles, Store, open_store
 from tidegate.testing.local_jobs import local_job
-from tidegate.testing.threads import NamedUserCode, ThreadLauncher
+from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker import main
 from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
 
@@ -25,33 +23,6 @@ PATIENCE_S = 90.0
 PAYLOAD = "x" * 200
 KEYED = pa.schema([("k", pa.int64()), ("k", pa.int64()), ("payload", pa.string())])
 COUNTED = pa.schema([("k", pa.int64()), ("n", pa.int64())])
-
-
-class SlowCount:
-    """Each row takes its time; while it sleeps, other slots of this process run."""
-
-    def __init__(self, row_s: float) -> None:
-        self._row_s = row_s
-
-    def init(self, handle: ProcessorHandle) -> None:
-        self._count = handle.value_state("count", ("n",))
-
-    def handle_rows(
-        self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times
-    ) -> Iterator[tuple[Any, ...]]:
-        stored = self._count.get()
-        n = 0 if stored is None else stored[0]
-        for _ in rows:
-            time.sleep(self._row_s)
-            n += 1
-        self._count.update((n,))
-        yield (*key, n)
-
-    def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterator[tuple[Any, ...]]:
-        raise AssertionError("no timer was registered")
-
-    def close(self) -> None:
-        return
 
 
 def with_payload(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,7 +64,12 @@ def job(
         switch_after_ms=switch_after_ms,
         keep=2,
     )
-    code = NamedUserCode(functions={"payload": with_payload}, processors={"slow": lambda: SlowCount(row_s)})
+
+    def slow() -> CountingProcessor:
+        """While it sleeps, other slots of this process run."""
+        return CountingProcessor(before_row=lambda: time.sleep(row_s))
+
+    code = NamedUserCode(functions={"payload": with_payload}, processors={"slow": slow})
     return Coordinator(spec, open_store(str(folder / "chk")), ThreadLauncher(code), versions={})
 
 

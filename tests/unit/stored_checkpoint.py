@@ -1,6 +1,6 @@
 """A checkpoint of two vertices, written by slots and gathered as the coordinator does it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -82,6 +82,46 @@ class Captured:
         return HeldCapture(channel, self.cut, tuple(sealed))
 
 
+def acknowledged(
+    slot: SlotIndex,
+    store: LocalFiles,
+    plan: JobPlan,
+    snapshot_of: Callable[[TaskId], TaskSnapshot],
+    channels: Mapping[ChannelId, Captured],
+    checkpoint: CheckpointId = ONE,
+    *,
+    inline_below_bytes: int = 0,
+) -> Acknowledge:
+    """What the slot says once everything of its tasks is stored."""
+    said: list[Acknowledge | Decline | SnapshotsTaken] = []
+    background = SimBackground()
+    tasks = [TaskId(vertex.id, slot) for vertex in plan.vertices if slot < plan.parallelism_of(vertex.id)]
+    snapshots = SlotSnapshots(
+        slot=slot,
+        generation=Generation(1),
+        tasks=tasks,
+        store=store,
+        open_location=LocalFiles,  # type: ignore[arg-type]
+        background=background,
+        clock=ManualClock(),
+        inline_below_bytes=inline_below_bytes,
+        send=said.append,
+    )
+    snapshots.on_trigger(checkpoint, savepoint=None)
+    for task in tasks:
+        snapshots.on_snapshot(snapshot_of(task))
+        own = channels.items()
+        received = [c.received(id) for id, c in own if task.vertex == RECEIVER and id.receiver == slot]
+        held = [c.sent(id) for id, c in own if c.held and task.vertex == SENDER and id.sender == slot]
+        snapshots.on_received(task, checkpoint, tuple(received))
+        snapshots.on_held(task, checkpoint, held)
+    snapshots.encode_some(float("inf"))
+    while background.work_once() or background.note_once():
+        pass
+    (found,) = [message for message in said if isinstance(message, Acknowledge)]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class StoredJob:
     """`sections`: by the receiver's subtask, what its first operator keeps."""
@@ -94,7 +134,9 @@ class StoredJob:
     def write(self, store: LocalFiles, path: str = "manifest.json") -> Manifest:
         underway = Underway(self.checkpoint, 0.0, 1_000)
         for slot in range(self.plan.parallelism):
-            underway.acknowledged[SlotIndex(slot)] = self._acknowledged(SlotIndex(slot), store)
+            underway.acknowledged[SlotIndex(slot)] = acknowledged(
+                SlotIndex(slot), store, self.plan, self._snapshot, self.channels, self.checkpoint
+            )
         assert underway.find_gap() is None
         manifest = underway.manifest(
             generation=Generation(1), now_ms=7.0, fingerprint=fingerprint(self.plan), plan=self.plan
@@ -102,35 +144,6 @@ class StoredJob:
         manifest = msgspec.structs.replace(manifest, plan=describe_plan(self.plan))
         store.put(path, encode_manifest(manifest))
         return manifest
-
-    def _acknowledged(self, slot: SlotIndex, store: LocalFiles) -> Acknowledge:
-        said: list[Acknowledge | Decline | SnapshotsTaken] = []
-        background = SimBackground()
-        tasks = [TaskId(vertex.id, slot) for vertex in self.plan.vertices]
-        snapshots = SlotSnapshots(
-            slot=slot,
-            generation=Generation(1),
-            tasks=tasks,
-            store=store,
-            open_location=LocalFiles,  # type: ignore[arg-type]
-            background=background,
-            clock=ManualClock(),
-            inline_below_bytes=0,
-            send=said.append,
-        )
-        snapshots.on_trigger(self.checkpoint, savepoint=None)
-        for task in tasks:
-            snapshots.on_snapshot(self._snapshot(task))
-            own = self.channels.items()
-            received = [c.received(id) for id, c in own if task.vertex == RECEIVER and id.receiver == slot]
-            held = [c.sent(id) for id, c in own if c.held and task.vertex == SENDER and id.sender == slot]
-            snapshots.on_received(task, self.checkpoint, tuple(received))
-            snapshots.on_held(task, self.checkpoint, held)
-        snapshots.encode_some(float("inf"))
-        while background.work_once() or background.note_once():
-            pass
-        (acknowledged,) = [message for message in said if isinstance(message, Acknowledge)]
-        return acknowledged
 
     def _snapshot(self, task: TaskId) -> TaskSnapshot:
         sections = self.sections.get(task.subtask, ()) if task.vertex == RECEIVER else ()

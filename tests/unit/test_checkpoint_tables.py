@@ -141,7 +141,7 @@ def _made(folder: Path) -> Path:
 def rows_of(**options: str) -> list[dict[str, Any]]:
     """Of all partitions, read from a table that was sent somewhere."""
     table = pickle.loads(pickle.dumps(open_table(options)))
-    batches = [batch for partition in table.partitions() for batch in table.read(partition)]
+    batches = [batch for partition in range(table.partitions) for batch in table.read(partition)]
     assert all(batch.schema == table.schema for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
 

@@ -1,7 +1,5 @@
 """Whatever comes, an aggregation with its groups on disk gives what one with all of them in memory gives."""
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.tiny_steps import opened_backends, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
-from tidegate.operators import aggregate, compaction, logged_rows, rows_on_disk
+from tidegate.operators import aggregate, compaction, logged_rows
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.expressions import Column
@@ -31,8 +30,6 @@ from tidegate.testing.state_suite import restored_from
 from tidegate.worker.state_backends import RocksBackends
 
 KEY_GROUPS = 8
-# RocksDB syncs what it writes.
-_IN_MEMORY = "/dev/shm"
 WINDOW = pa.struct([pa.field("start", pa.timestamp("us")), pa.field("end", pa.timestamp("us"))])
 SECOND_US = 1_000_000
 Row: TypeAlias = tuple[Any, ...]
@@ -207,17 +204,7 @@ steps = st.lists(
 
 @pytest.fixture(autouse=True)
 def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is done bit by bit, or for many only, shows with a few."""
-    monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
-    monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
-    monkeypatch.setattr(logged_rows, "PART_ROWS", 4)
-    monkeypatch.setattr(logged_rows, "FILE_ROWS", 8)
-    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 3)
-    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 4)
-    monkeypatch.setattr(logged_rows, "_MOST_GONE", 6)
-    monkeypatch.setattr(logged_rows, "_MOST_UNWRITTEN_ROWS", 20)
-    monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
-    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
+    take_tiny_steps(monkeypatch)
     monkeypatch.setattr(aggregate, "_FEW_GROUPS", 2)
 
 
@@ -235,8 +222,7 @@ SPECS = {
 @settings(max_examples=25, deadline=None)
 @given(drawn=steps, memory_bytes=st.sampled_from([1, 3000, 1 << 30]))
 def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[Any], memory_bytes: int) -> None:
-    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
-        backends = RocksBackends(Path(folder), memory_bytes=8 << 20, rows_memory_bytes=memory_bytes)
+    with opened_backends(rows_memory_bytes=memory_bytes) as backends:
         job = Job(SPECS[name], backends)
         taken = None
         for kind, what in drawn:
@@ -259,7 +245,6 @@ def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[A
         job.on_watermark(1 << 40, fires=0)
         job.check()
         del job, taken
-        backends.close()
 
 
 def numbered(spec: AggregateSpec, numbers: Sequence[int]) -> pa.RecordBatch:

@@ -1,9 +1,6 @@
 """Whatever comes, a deduplication with its keys on disk passes the rows that one with all of them in memory passes."""
 
-import os
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.tiny_steps import opened_backends, take_tiny_steps
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
-from tidegate.operators import compaction, deduplicate, logged_rows, rows_on_disk
+from tidegate.operators import deduplicate
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.deduplicate import DeduplicateOperator
 from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
@@ -25,8 +23,6 @@ from tidegate.worker.state_backends import RocksBackends
 ALL = KeyGroupRange(0, 8)
 SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us")), ("v", pa.int64())])
 SECOND_US = 1_000_000
-# RocksDB syncs what it writes.
-_IN_MEMORY = "/dev/shm"
 SPECS = {
     "for ever": DeduplicateSpec(1, None, None, SCHEMA),
     "by key and time": DeduplicateSpec(2, 1, ForgetByKey(1), SCHEMA),
@@ -49,13 +45,7 @@ steps = st.lists(
 
 @pytest.fixture(autouse=True)
 def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
-    monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
-    monkeypatch.setattr(logged_rows, "FILE_ROWS", 8)
-    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 3)
-    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 4)
-    monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
-    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
+    take_tiny_steps(monkeypatch)
     monkeypatch.setattr(deduplicate, "_FEW_KEYS", 2)
 
 
@@ -111,8 +101,7 @@ class Both:
 @settings(max_examples=25, deadline=None)
 @given(drawn=steps, memory_bytes=st.sampled_from([1, 1500, 1 << 30]))
 def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(name: str, drawn: list[Any], memory_bytes: int) -> None:
-    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
-        backends = RocksBackends(Path(folder), memory_bytes=8 << 20, rows_memory_bytes=memory_bytes)
+    with opened_backends(rows_memory_bytes=memory_bytes) as backends:
         both = Both(SPECS[name], backends)
         for kind, what in drawn:
             match kind:
@@ -123,15 +112,13 @@ def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(name: str, drawn: l
                 case "restore":
                     both.restore(from_heap=what)
         del both
-        backends.close()
 
 
-def test_keys_that_do_not_fit_are_not_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_do_not_fit_are_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    backends = RocksBackends(tmp_path, memory_bytes=8 << 20, rows_memory_bytes=64 << 10)
-    both = Both(SPECS["for ever"], backends)
-    for start in [*range(0, 20_000, 500), *range(0, 20_000, 500)]:
-        both.process([(f"key {number}", 0) for number in range(start, start + 500)])
-    in_memory, mostly_on_disk = (operator.index.count for operator in both.operators)
-    assert (in_memory, mostly_on_disk < 4_000) == (20_000, True)
-    backends.close()
+    with opened_backends(rows_memory_bytes=64 << 10) as backends:
+        both = Both(SPECS["for ever"], backends)
+        for start in [*range(0, 20_000, 500), *range(0, 20_000, 500)]:
+            both.process([(f"key {number}", 0) for number in range(start, start + 500)])
+        in_memory, mostly_on_disk = (operator.index.count for operator in both.operators)
+        assert (in_memory, mostly_on_disk < 4_000) == (20_000, True)

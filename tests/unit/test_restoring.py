@@ -11,23 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.unit.stored_checkpoint import ONE, RECEIVER, SENDER, Captured, acknowledged
 from tidegate.connectors.registry import open_source
 from tidegate.coordinator.history import Underway
 from tidegate.model.elements import Batch, EndOfInput, Idle, NumberedElement, Watermark
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import (
     ChannelId,
-    CheckpointId,
     EdgeId,
     Generation,
     KeyGroupRange,
     Sequence,
     SlotIndex,
     TaskId,
-    VertexId,
     range_of,
 )
-from tidegate.network.messages import Acknowledge, Decline, SnapshotsTaken
 from tidegate.plan.key_groups import hash_rows, key_group_of, owner_of
 from tidegate.plan.lower import fingerprint
 from tidegate.plan.matching import match_stored
@@ -44,8 +42,6 @@ from tidegate.plan.physical import (
     RebalancePartitioning,
     Vertex,
 )
-from tidegate.protocol.barriers import Cut
-from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.recovery import CapturedRows
 from tidegate.protocol.rescale import connections
@@ -54,18 +50,11 @@ from tidegate.state.contract import Redistribution, Section
 from tidegate.state.heap import HeapBackend
 from tidegate.storage.manifests import Manifest, encode_manifest
 from tidegate.storage.store import LocalFiles
-from tidegate.testing.manual_clock import ManualClock
-from tidegate.testing.simulation.world import SimBackground
-from tidegate.worker.gate import CapturedElement, ReceivedCapture
-from tidegate.worker.output import HeldCapture, Sealed
 from tidegate.worker.restoring import SlotRestore, read_source_states, restore_slot
-from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.stored_task import StoredTask, stored_task
 from tidegate.worker.task_reports import TaskSnapshot
 
 SCHEMA = pa.schema([("v", pa.int64())])
-SENDER, RECEIVER = VertexId(0), VertexId(1)
-ONE = CheckpointId(1)
 MAX_PARALLELISM = 16
 MANIFEST = "manifest.json"
 EDGES: dict[str, Partitioning] = {
@@ -96,50 +85,13 @@ def rows(*values: int) -> Batch:
     return Batch(pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA))
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A channel's elements from number `first` on, `row` rows of the first one done; the last `held` at the sender."""
-
-    elements: tuple[NumberedElement, ...]
-    first: int = 0
-    row: int = 0
-    held: int = 0
-
-    @property
-    def held_from(self) -> int:
-        return self.before - self.held
-
-    @property
-    def before(self) -> int:
-        return self.first + len(self.elements)
-
-    def received_of(self, channel: ChannelId) -> ReceivedCapture:
-        position = ReceiverRange(
-            channel=channel,
-            first=Sequence(self.first),
-            row=self.row,
-            held_from=Sequence(self.held_from),
-            before=Sequence(self.before),
-        )
-        kept = [
-            CapturedElement(Sequence(self.first + at), element, done_rows=self.row if at == 0 else 0)
-            for at, element in enumerate(self.elements[: len(self.elements) - self.held])
-        ]
-        return ReceivedCapture(position, tuple(kept))
-
-    def held_of(self, channel: ChannelId) -> HeldCapture:
-        cut = Cut(Sequence(self.held_from), Sequence(self.before))
-        elements = self.elements[len(self.elements) - self.held :]
-        sealed = [Sealed(Sequence(self.held_from + at), element, 0) for at, element in enumerate(elements)]
-        return HeldCapture(channel, cut, tuple(sealed))
-
-    def values(self) -> list[int]:
-        """Of the rows that are not processed yet."""
-        found: list[int] = []
-        for at, element in enumerate(self.elements):
-            if isinstance(element, Batch):
-                found += element.rows.column(0).to_pylist()[self.row if at == 0 else 0 :]
-        return found
+def values_in(captured: Captured) -> list[int]:
+    """Of the rows that are not processed yet."""
+    found: list[int] = []
+    for at, element in enumerate(captured.elements):
+        if isinstance(element, Batch):
+            found += element.rows.column(0).to_pylist()[captured.row if at == 0 else 0 :]
+    return found
 
 
 @dataclass(slots=True)
@@ -157,42 +109,20 @@ class Job:
     def write(self) -> Manifest:
         underway = Underway(ONE, 0.0, 0)
         for slot in range(self.plan.parallelism):
-            underway.acknowledged[SlotIndex(slot)] = self._acknowledged(SlotIndex(slot))
+            underway.acknowledged[SlotIndex(slot)] = acknowledged(
+                SlotIndex(slot),
+                self.store,
+                self.plan,
+                self._snapshot,
+                self.channels,
+                inline_below_bytes=self.inline_below_bytes,
+            )
         assert underway.find_gap() is None
         manifest = underway.manifest(
             generation=Generation(1), now_ms=1.0, fingerprint=fingerprint(self.plan), plan=self.plan
         )
         self.store.put(MANIFEST, encode_manifest(manifest))
         return manifest
-
-    def _acknowledged(self, slot: SlotIndex) -> Acknowledge:
-        said: list[Acknowledge | Decline | SnapshotsTaken] = []
-        background, plan = SimBackground(), self.plan
-        tasks = [TaskId(v.id, slot) for v in plan.vertices if slot < plan.parallelism_of(v.id)]
-        snapshots = SlotSnapshots(
-            slot=slot,
-            generation=Generation(1),
-            tasks=tasks,
-            store=self.store,
-            open_location=LocalFiles,  # type: ignore[arg-type]
-            background=background,
-            clock=ManualClock(),
-            inline_below_bytes=self.inline_below_bytes,
-            send=said.append,
-        )
-        snapshots.on_trigger(ONE, savepoint=None)
-        for task in tasks:
-            snapshots.on_snapshot(self._snapshot(task))
-            own = self.channels.items()
-            received = [c.received_of(id) for id, c in own if task.vertex == RECEIVER and id.receiver == slot]
-            held = [c.held_of(id) for id, c in own if c.held and task.vertex == SENDER and id.sender == slot]
-            snapshots.on_received(task, ONE, tuple(received))
-            snapshots.on_held(task, ONE, held)
-        snapshots.encode_some(float("inf"))
-        while background.work_once() or background.note_once():
-            pass
-        (ack,) = [message for message in said if isinstance(message, Acknowledge)]
-        return ack
 
     def _snapshot(self, task: TaskId) -> TaskSnapshot:
         return TaskSnapshot(
@@ -292,17 +222,17 @@ def test_at_the_same_parallelism_every_channel_is_as_it_was(
     ends_agree(restores)
     for channel, captured in job.channels.items():
         recovered = restores[channel.receiver].recovered[channel]
-        assert recovered.next_sequence == captured.before
-        assert [arrived.sequence for arrived in recovered.elements] == list(range(captured.first, captured.before))
+        assert recovered.next_sequence == captured.cut.before
+        assert [arrived.sequence for arrived in recovered.elements] == list(range(captured.first, captured.cut.before))
         assert recovered.elements[0].first_row == captured.row
         found = [arrived.element for arrived in recovered.elements]
-        assert [value for e in found if isinstance(e, Batch) for value in e.rows[0].to_pylist()] == captured.values()
+        assert [value for e in found if isinstance(e, Batch) for value in e.rows[0].to_pylist()] == values_in(captured)
         assert [e for e in found if not isinstance(e, Batch)] == [
             e for e in captured.elements if not isinstance(e, Batch)
         ]
     # What lies in files of its own may be referred to by the next checkpoint, by whoever has it in its gate now.
     known = {(channel, sequence) for restore in restores for channel, sequence, _ in restore.known}
-    stored = {(channel, at) for channel, c in job.channels.items() for at in range(c.first, c.before)}
+    stored = {(channel, at) for channel, c in job.channels.items() for at in range(c.first, c.cut.before)}
     assert known == (stored if inline_below_bytes == 0 else set())
 
 
@@ -318,7 +248,7 @@ def test_at_another_parallelism_every_row_in_flight_comes_back_once(
     ends_agree(restores)
     found = [recovered_values(restore) for restore in restores]
     assert Counter(v for values in found for v in values) == Counter(
-        value for captured in job.channels.values() for value in captured.values()
+        value for captured in job.channels.values() for value in values_in(captured)
     )
     if kind == "hash":
         for receiver, values in enumerate(found):
@@ -338,7 +268,7 @@ def test_at_another_parallelism_all_take_what_the_most_advanced_had_left_of_a_br
     job.write()
     restores = job.restore(plan_of(new, EDGES["broadcast"]))
     ends_agree(restores)
-    left = Counter(v for channel, c in job.channels.items() if channel.receiver == old - 1 for v in c.values())
+    left = Counter(v for channel, c in job.channels.items() if channel.receiver == old - 1 for v in values_in(c))
     assert [Counter(recovered_values(restore)) for restore in restores] == [left] * new
 
 
@@ -353,7 +283,7 @@ def test_a_vertex_may_have_fewer_subtasks_than_there_are_slots(store: LocalFiles
         [TaskId(RECEIVER, 1)],
         [],
     ]
-    assert recovered_values(restores[1]) == job.channels[ChannelId(EdgeId(0), 0, 1)].values()
+    assert recovered_values(restores[1]) == values_in(job.channels[ChannelId(EdgeId(0), 0, 1)])
     assert restores[2] == SlotRestore({}, {}, {}, [], 0)
 
 

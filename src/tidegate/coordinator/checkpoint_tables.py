@@ -105,10 +105,7 @@ class StateTable:
     operator: StoredOperator
     state: StoredState
     schema: pa.Schema
-    subtasks: int
-
-    def partitions(self) -> range:
-        return range(self.subtasks)
+    partitions: int
 
     def read(self, subtask: int) -> Iterator[pa.RecordBatch]:
         for columns in read_state(self.checkpoint.open_files(), self.operator, self.state, subtask):
@@ -123,10 +120,7 @@ class TimersTable:
     operators: tuple[StoredOperator, ...]
     is_typed: bool
     schema: pa.Schema
-    slots: int
-
-    def partitions(self) -> range:
-        return range(self.slots)
+    partitions: int
 
     def read(self, slot: int) -> Iterator[pa.RecordBatch]:
         files = self.checkpoint.open_files()
@@ -147,10 +141,7 @@ class InFlightTable:
     edges: tuple[StoredEdge, ...]
     is_typed: bool
     schema: pa.Schema
-    slots: int
-
-    def partitions(self) -> range:
-        return range(self.slots)
+    partitions: int
 
     def read(self, slot: int) -> Iterator[pa.RecordBatch]:
         for place, rows in read_in_flight(self.checkpoint.open_files(), self.edges, slot):
@@ -161,9 +152,7 @@ class InFlightTable:
 class TasksTable:
     checkpoint: FoundCheckpoint
     schema: pa.Schema = _TASKS
-
-    def partitions(self) -> range:
-        return range(1)
+    partitions: int = 1
 
     def read(self, _: int) -> Iterator[pa.RecordBatch]:
         yield _from_views(stored_task_views(self.checkpoint.read_manifest()), self.schema)
@@ -173,9 +162,7 @@ class TasksTable:
 class CheckpointsTable:
     location: str
     schema: pa.Schema = _CHECKPOINTS
-
-    def partitions(self) -> range:
-        return range(1)
+    partitions: int = 1
 
     def read(self, _: int) -> Iterator[pa.RecordBatch]:
         yield _from_views(list(stored_views(open_existing(self.location), self.location)), self.schema)

@@ -61,7 +61,7 @@ class CheckpointReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        return [SlotPartition(slot) for slot in self._table.partitions()]
+        return [SlotPartition(slot) for slot in range(self._table.partitions)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa

@@ -43,10 +43,19 @@ class NamedUserCode:
 
 
 class CountingProcessor:
-    """For each row (key..., n): n counts the rows of the key, so that a lost or doubled row shows in the result."""
+    """For each row (key..., n): n counts the rows of the key, so that a lost or doubled row shows in the result.
 
-    def __init__(self, *, before_row: Callable[[], None] = lambda: None) -> None:
+    `kept`: what of the row stands between the two.
+    """
+
+    def __init__(
+        self,
+        *,
+        before_row: Callable[[], None] = lambda: None,
+        kept: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda row: (),
+    ) -> None:
         self._before_row = before_row
+        self._kept = kept
 
     def init(self, handle: ProcessorHandle) -> None:
         self._count = handle.value_state("count", ("n",))
@@ -56,10 +65,10 @@ class CountingProcessor:
     ) -> Iterable[tuple[Any, ...]]:
         stored = self._count.get()
         n = 0 if stored is None else stored[0]
-        for _ in rows:
+        for row in rows:
             self._before_row()
             n += 1
-            yield (*key, n)
+            yield (*key, *self._kept(row), n)
         self._count.update((n,))
 
     def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[tuple[Any, ...]]:

@@ -1,0 +1,31 @@
+"""Rows on disk in tests: all that is done bit by bit, or for many only, shows with a few."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.in_memory import folder_in_memory
+from tidegate.operators import compaction, logged_rows, rows_on_disk
+from tidegate.worker.state_backends import RocksBackends
+
+
+def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
+    monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
+    monkeypatch.setattr(logged_rows, "PART_ROWS", 4)
+    monkeypatch.setattr(logged_rows, "FILE_ROWS", 8)
+    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 3)
+    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 4)
+    monkeypatch.setattr(logged_rows, "_MOST_GONE", 6)
+    monkeypatch.setattr(logged_rows, "_MOST_UNWRITTEN_ROWS", 20)
+    monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
+    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
+
+
+@contextmanager
+def opened_backends(*, rows_memory_bytes: int) -> Iterator[RocksBackends]:
+    with folder_in_memory() as folder:
+        backends = RocksBackends(folder, memory_bytes=8 << 20, rows_memory_bytes=rows_memory_bytes)
+        yield backends
+        backends.close()
