@@ -124,10 +124,11 @@ def acknowledged(
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """`sections`: by the receiver's subtask, what its first operator keeps."""
+    """`sections`: by the receiver's subtask, what its first operator keeps; `second`: the same of its second one."""
 
     plan: JobPlan
     sections: Mapping[int, Sequence[Section]] = field(default_factory=dict)
+    second: Mapping[int, Sequence[Section]] = field(default_factory=dict)
     channels: Mapping[ChannelId, Captured] = field(default_factory=dict)
     checkpoint: CheckpointId = ONE
 
@@ -146,7 +147,7 @@ class StoredJob:
         return manifest
 
     def _snapshot(self, task: TaskId) -> TaskSnapshot:
-        sections = self.sections.get(task.subtask, ()) if task.vertex == RECEIVER else ()
+        operators = (self.sections, self.second) if task.vertex == RECEIVER else ()
         return TaskSnapshot(
             task=task,
             checkpoint=self.checkpoint,
@@ -154,7 +155,7 @@ class StoredJob:
             start_delay_ms=1.0,
             alignment_ms=2.0,
             sync_ms=3.0,
-            sections=[(0, section) for section in sections],
+            sections=[(at, section) for at, own in enumerate(operators) for section in own.get(task.subtask, ())],
             source_state=None,
             state_bytes=40 + task.subtask,
             progress=stored_task(

@@ -38,18 +38,14 @@ _FEW_GROUPS = 1 << 12
 class AggregateOperator:
     def __init__(self, spec: AggregateSpec) -> None:
         self._spec = spec
-        kinds = [plain_type(spec.input_schema.field(index).type) for index in range(spec.key_count)]
-        self._index = KeyIndex(kinds)
+        keys = _key_fields(spec)
+        self._index = KeyIndex([field.type for field in keys])
         self._calls = CallStates(spec.calls, spec.partials)
-        # Positions name the columns: the names of a Spark plan may repeat.
-        keys = [pa.field(f"key_{index}", kind) for index, kind in enumerate(kinds)]
         self._stored_schema = pa.schema([*keys, *self._calls.stored_fields()])
         calls = [pa.field(f"call_{index}", call.type) for index, call in enumerate(spec.calls)]
         self._row_schema = pa.schema([*keys, *calls])
         self._project = compile_projection(spec.results, spec.schema)
-        # In complete mode every group stays, and no row is late.
-        is_finite = spec.event_time is not None and spec.mode is not OutputMode.COMPLETE
-        self._expiry = Expiry() if is_finite else None
+        self._expiry = None if end_key_of(spec) is None else Expiry()
         self._dirty: GrowingArray[np.bool_] = GrowingArray(np.bool_)
         self._has_dirty = False
         self._shown_to = 0
@@ -184,14 +180,14 @@ class AggregateOperator:
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
-        event_time = None if self._expiry is None else self._spec.event_time
+        end_key = end_key_of(self._spec)
         self._on_disk = RowsOnDisk(
             store,
             self,
             row_format(self._stored_schema),
             key_count=self._spec.key_count,
             context=self._context,
-            ends_of=None if event_time is None else lambda keys: end_of(keys[event_time.position]),
+            ends_of=None if end_key is None else lambda keys: end_of(keys[end_key]),
             stays="in complete mode" if self._spec.mode is OutputMode.COMPLETE else None,
             restored=restored,
         )
@@ -378,6 +374,22 @@ class AggregateOperator:
             self._dead = int(np.count_nonzero(~self._expiry.live))
         if self._on_disk is not None:
             self._on_disk.on_compacted()
+
+
+def stored_schema(spec: AggregateSpec) -> pa.Schema:
+    """Of groups as they are stored."""
+    return pa.schema([*_key_fields(spec), *CallStates(spec.calls, spec.partials).stored_fields()])
+
+
+def end_key_of(spec: AggregateSpec) -> int | None:
+    """Which of the keys says when a group ends. In complete mode every group stays, and no row is late."""
+    return None if spec.event_time is None or spec.mode is OutputMode.COMPLETE else spec.event_time.position
+
+
+def _key_fields(spec: AggregateSpec) -> list[pa.Field]:
+    """Positions name the columns: the names of a Spark plan may repeat."""
+    fields = [spec.input_schema.field(at) for at in range(spec.key_count)]
+    return [pa.field(f"key_{at}", plain_type(field.type)) for at, field in enumerate(fields)]
 
 
 def row_batch(columns: Sequence[pa.Array], schema: pa.Schema, row_count: int) -> pa.RecordBatch:

@@ -36,12 +36,8 @@ _FEW_KEYS = 1 << 12
 class DeduplicateOperator:
     def __init__(self, spec: DeduplicateSpec) -> None:
         self._spec = spec
-        self._kinds = [_plain(field.type) for field in list(spec.schema)[: spec.key_count]]
-        self._index = KeyIndex(self._kinds)
-        # Keys are stored by position, as the names of a Spark plan may repeat, each with the time it is forgotten.
-        keys = [pa.field(f"key_{at}", kind) for at, kind in enumerate(self._kinds)]
-        schema = pa.schema([*keys, pa.field("forgotten_at_us", pa.int64())])
-        self._format = RowFormat(SECTION_NAME, "a deduplication", schema)
+        self._index = KeyIndex(_key_types(spec))
+        self._format = RowFormat(SECTION_NAME, "a deduplication", stored_schema(spec))
         self._expiry = Expiry()
         self._dead = 0
         self._compaction: Compaction | None = None
@@ -191,7 +187,7 @@ class DeduplicateOperator:
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
-        forget = self._spec.forget
+        end_key = end_key_of(self._spec)
         by_delay = "they are forgotten some time after their first row"
         self._on_disk = RowsOnDisk(
             store,
@@ -199,8 +195,8 @@ class DeduplicateOperator:
             self._format,
             key_count=self._spec.key_count,
             context=self._context,
-            ends_of=(lambda keys: end_of(keys[forget.key])) if isinstance(forget, ForgetByKey) else None,
-            stays=by_delay if isinstance(forget, ForgetAfterDelay) else None,
+            ends_of=None if end_key is None else lambda keys: end_of(keys[end_key]),
+            stays=by_delay if isinstance(self._spec.forget, ForgetAfterDelay) else None,
             restored=restored,
         )
         self._on_disk.restore(restored)
@@ -249,6 +245,21 @@ class DeduplicateOperator:
                 return times + delay_ms * _US_PER_MS
             case _:
                 assert_never(self._spec.forget)
+
+
+def stored_schema(spec: DeduplicateSpec) -> pa.Schema:
+    """Keys by position, as the names of a Spark plan may repeat, each with the time it is forgotten."""
+    keys = [pa.field(f"key_{at}", kind) for at, kind in enumerate(_key_types(spec))]
+    return pa.schema([*keys, pa.field("forgotten_at_us", pa.int64())])
+
+
+def end_key_of(spec: DeduplicateSpec) -> int | None:
+    """Which of the keys is the time at which it is forgotten."""
+    return spec.forget.key if isinstance(spec.forget, ForgetByKey) else None
+
+
+def _key_types(spec: DeduplicateSpec) -> list[pa.DataType]:
+    return [_plain(field.type) for field in list(spec.schema)[: spec.key_count]]
 
 
 def _first_rows(slots: Slots, is_known: Flags) -> Slots:

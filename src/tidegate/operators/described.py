@@ -4,11 +4,11 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from tidegate.operators import deduplicate, stored_groups, stream_join
+from tidegate.operators import aggregate, deduplicate, stored_groups, stream_join
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import operator_name
-from tidegate.plan.nodes import AggregateFunction, DeclaredState, RowStyle, TimeMode
+from tidegate.plan.nodes import AggregateFunction, DeclaredState, EventTimeKey, RowStyle, TimeMode
 from tidegate.plan.physical import (
     AggregateSpec,
     AsyncMapSpec,
@@ -32,6 +32,7 @@ from tidegate.plan.physical import (
     kind_of,
 )
 from tidegate.storage.stored_plan import (
+    FormOnDisk,
     StoredCall,
     StoredEdge,
     StoredGroups,
@@ -71,7 +72,9 @@ def _operator(spec: OperatorSpec, vertex: int, position: int) -> StoredOperator 
         case DeduplicateSpec():
             keys = _first(spec.schema, spec.key_count)
             columns = keys.append(pa.field("forgotten_at", pa.timestamp("us", "UTC")))
-            states = [StoredRows("keys", deduplicate.SECTION_NAME, encode_schema(columns))]
+            stored = deduplicate.stored_schema(spec)
+            form = FormOnDisk(encode_schema(stored), spec.key_count, deduplicate.end_key_of(spec))
+            states = [StoredRows("keys", deduplicate.SECTION_NAME, encode_schema(columns), form)]
         case StreamJoinSpec():
             keys = _first(spec.left.schema, spec.left.key_count)
             states = [
@@ -101,7 +104,7 @@ def _operator(spec: OperatorSpec, vertex: int, position: int) -> StoredOperator 
     return StoredOperator(
         vertex=vertex,
         position=position,
-        name=operator_name(spec),
+        name=spec.name or operator_name(spec),
         keys=encode_schema(keys),
         states=states,
         has_timers=isinstance(spec, TransformWithStateSpec | ConnectSpec) and spec.time_mode is not TimeMode.NONE,
@@ -143,7 +146,16 @@ def _groups(spec: AggregateSpec) -> StoredState:
         keys=encode_schema(_group_keys(spec)),
         calls=plain,
         seen=encode_schema(pa.schema(seen)),
+        on_disk=_groups_on_disk(spec),
     )
+
+
+def _groups_on_disk(spec: AggregateSpec) -> FormOnDisk | None:
+    """None for sessions, which stay in memory and are stored whole."""
+    if spec.event_time is not None and spec.event_time.key is EventTimeKey.SESSION:
+        return None
+    stored = encode_schema(aggregate.stored_schema(spec))
+    return FormOnDisk(stored, spec.key_count, aggregate.end_key_of(spec))
 
 
 def _group_keys(spec: AggregateSpec) -> pa.Schema:

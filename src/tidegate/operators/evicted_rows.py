@@ -4,8 +4,9 @@ A key that ends by event time has its end in front of it, so that what is due is
 Must never read or write single rows where it is given many.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -131,10 +132,21 @@ class EvictedRows:
                     found += ended
                     break
                 self._first_ends_us[group] = _end_from(entries[0][0]) if entries else _NEVER_US
-        if not found:
-            return None
-        keys = self._keys.decode([key[_END_BYTES:] for key, _ in found])
-        return pa.RecordBatch.from_arrays([*keys, *self._decoded([row for _, row in found])], schema=self._schema)
+        return self._rows_of(found) if found else None
+
+    # -- all
+
+    def all_rows(self, own: range, most: int) -> Iterator[pa.RecordBatch]:
+        """Up to so many at a time, by key group."""
+        for group in own:
+            entries = self._state.scan(group)
+            while some := list(islice(entries, most)):
+                yield self._rows_of(some)
+
+    def _rows_of(self, entries: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
+        key_start = 0 if self._ends_of is None else _END_BYTES
+        keys = self._keys.decode([key[key_start:] for key, _ in entries])
+        return pa.RecordBatch.from_arrays([*keys, *self._decoded([row for _, row in entries])], schema=self._schema)
 
     def _named(self, keys: Sequence[pa.Array], hashes: Hashes) -> Keys:
         stored = self._keys.encode(keys, len(hashes))

@@ -6,7 +6,7 @@ older row of it counts. Must never give up a file that has the newest row of a l
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, slots_array
 from tidegate.operators.contract import TaskContext
+from tidegate.operators.log_format import LogFormat
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes, hash_rows
 from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
@@ -64,12 +65,7 @@ class LoggedRows:
     def __init__(self, log: RowLog, rows: SlottedRows, format: RowFormat, key_count: int, context: TaskContext) -> None:
         self._log = log
         self._rows = rows
-        self._format = format
-        self._key_count = key_count
-        gone = [pa.field(f"gone_{at}", format.schema.field(at).type) for at in range(key_count)]
-        # Without keys there is a column all the same, so that they are not taken for rows without any.
-        gone = gone or [pa.field("gone", pa.null())]
-        self._gone_format = RowFormat(format.name, format.noun, pa.schema(gone))
+        self._format = LogFormat.of(format, key_count)
         self._context = context
         self._flags: GrowingArray[np.uint8] = GrowingArray(np.uint8)
         # The file in which the slot's row is as it was last written; 0 if in none.
@@ -264,11 +260,10 @@ class LoggedRows:
     def _encoded(
         self, frozen: Callable[[slice], list[pa.Array]], hashes: Hashes, slots: Slots, part: slice
     ) -> Sequence[memoryview]:
-        rows = pa.RecordBatch.from_arrays(frozen(part), schema=self._format.schema)
-        return self._format.encoded(rows, hashes[slots], self._context.max_parallelism)
+        return self._format.encoded(frozen(part), hashes[slots], self._context.max_parallelism)
 
     def _encoded_gone(self, keys: pa.RecordBatch, hashes: Hashes) -> Sequence[memoryview]:
-        return self._gone_format.encoded(keys, hashes, self._context.max_parallelism)
+        return self._format.encoded_gone(keys, hashes, self._context.max_parallelism)
 
     def _remember_gone(self, file: LogFile, gone: list[tuple[pa.RecordBatch, Hashes]]) -> None:
         """Which they are, so that it can be written anew with later ones; if they are few."""
@@ -276,8 +271,7 @@ class LoggedRows:
             self._gone_in[file.number] = gone
 
     def _gone_keys(self, slots: Slots) -> pa.RecordBatch:
-        columns = self._rows.index.gather(slots) or [pa.nulls(len(slots))]
-        return pa.RecordBatch.from_arrays(columns, schema=self._gone_format.schema)
+        return self._format.gone_keys(self._rows.index.gather(slots), len(slots))
 
     # -- restoring
 
@@ -306,9 +300,9 @@ class LoggedRows:
     def _replay(self, path: Path, found: Callable[[Slots], None]) -> list[tuple[pa.RecordBatch, Hashes]]:
         """Takes in the rows of keys that no later file spoke of; the keys that it says are gone."""
         gone: list[tuple[pa.RecordBatch, Hashes]] = []
-        for is_gone, rows in self._batches(path):
+        for is_gone, rows in self._format.read(path, self._log.key_groups):
             if is_gone:
-                gone.append((rows, hash_rows(rows, self._key_count)))
+                gone.append((rows, hash_rows(rows, self._format.key_count)))
                 continue
             count_before = self._rows.index.count
             slots = self._rows.find_or_add(rows)
@@ -319,17 +313,3 @@ class LoggedRows:
         for keys, _ in gone:
             self._rows.find_or_add(keys)
         return gone
-
-    def _batches(self, path: Path) -> Iterator[tuple[bool, pa.RecordBatch]]:
-        """Whether the keys are gone, and the rows or keys."""
-        try:
-            with pa.OSFile(str(path)) as file:
-                size = file.size()
-                while file.tell() < size:
-                    with pa.ipc.open_stream(file) as stream:
-                        is_gone = self._gone_format.is_of(stream)
-                        format = self._gone_format if is_gone else self._format
-                        for rows in format.read(stream, self._log.key_groups):
-                            yield is_gone, rows
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self._format.damaged(error) from error

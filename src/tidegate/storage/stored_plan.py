@@ -25,12 +25,27 @@ class UserState(msgspec.Struct, frozen=True, tag="user"):
     has_ttl: bool = False
 
 
+class FormOnDisk(msgspec.Struct, frozen=True):
+    """How rows lie in a log and in RocksDB: all columns as they are stored, the first `key_count` of them the key.
+
+    `end_key`: which of the keys says when a row ends, if one does; that time is in front of the key then.
+    """
+
+    columns: EncodedSchema
+    key_count: int
+    end_key: int | None = None
+
+
 class StoredRows(msgspec.Struct, frozen=True, tag="rows"):
-    """Rows that an operator keeps in sections of this name, with readable names for their columns."""
+    """Rows that an operator keeps in sections of this name, with readable names for their columns.
+
+    `on_disk`: None if it never keeps them there, or if the checkpoint was taken before that was said.
+    """
 
     name: str
     section: str
     columns: EncodedSchema
+    on_disk: FormOnDisk | None = None
 
 
 class StoredCall(msgspec.Struct, frozen=True):
@@ -41,13 +56,17 @@ class StoredCall(msgspec.Struct, frozen=True):
 
 
 class StoredGroups(msgspec.Struct, frozen=True, tag="groups"):
-    """Groups of an aggregation; `seen`: a list of the distinct values that each has seen, per DISTINCT."""
+    """Groups of an aggregation; `seen`: a list of the distinct values that each has seen, per DISTINCT.
+
+    `on_disk`: as that of rows.
+    """
 
     name: str
     section: str
     keys: EncodedSchema
     calls: list[StoredCall]
     seen: EncodedSchema
+    on_disk: FormOnDisk | None = None
 
 
 StoredState: TypeAlias = UserState | StoredRows | StoredGroups

@@ -20,10 +20,12 @@ from tidegate.model.ids import EdgeId, KeyGroupRange, TaskId, VertexId, range_of
 from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
 from tidegate.operators.broadcast_state import decode_states
 from tidegate.operators.processor_handle import TIMER_STATES, StateKind, stored_name
+from tidegate.operators.rows_from_disk import RowsFromDisk
 from tidegate.operators.state_handles import decode_position
 from tidegate.operators.stored_group_values import group_columns
 from tidegate.operators.stored_rows import read_rows
 from tidegate.state.codec import decode
+from tidegate.state.contract import RestoredSection
 from tidegate.state.heap import read_section, section_name
 from tidegate.state.subkeys import entry_parts
 from tidegate.state.timers import decode_timer
@@ -145,7 +147,7 @@ def _broadcast_state(
 
 def _rows(files: StoredFiles, operator: StoredOperator, state: StoredRows, subtask: int) -> Iterator[list[pa.Array]]:
     kinds = [field.type for field in decode_schema(state.columns)]
-    for stored in _stored_rows(files, operator, state.section, subtask):
+    for stored in _stored_rows(files, operator, state, subtask):
         columns = [_fitted(column, kind) for column, kind in zip(stored.columns[:-1], kinds, strict=True)]
         yield [*columns, stored.columns[-1].cast(pa.int32()), _same(subtask, stored.num_rows)]
 
@@ -153,22 +155,44 @@ def _rows(files: StoredFiles, operator: StoredOperator, state: StoredRows, subta
 def _groups(
     files: StoredFiles, operator: StoredOperator, state: StoredGroups, subtask: int
 ) -> Iterator[list[pa.Array]]:
-    for stored in _stored_rows(files, operator, state.section, subtask):
+    for stored in _stored_rows(files, operator, state, subtask):
         columns = group_columns(state, stored.select(range(stored.num_columns - 1)))
         yield [*columns, stored.columns[-1].cast(pa.int32()), _same(subtask, stored.num_rows)]
 
 
 def _stored_rows(
-    files: StoredFiles, operator: StoredOperator, section_of: str, subtask: int
+    files: StoredFiles, operator: StoredOperator, state: StoredRows | StoredGroups, subtask: int
 ) -> Iterator[pa.RecordBatch]:
+    """Their last column is the key group."""
     task = TaskId(VertexId(operator.vertex), subtask)
-    if files.sections_of(task, "files", operator=operator.position):
-        raise IncompatibleCheckpoint(
-            f"The rows of {operator.name} are stored as state.backend rocksdb keeps them, which cannot be read as a "
-            "table: read another operator's state, or a checkpoint of the query with state.backend heap."
-        )
-    for section in files.sections_of(task, "state", operator=operator.position, name=section_of):
+    for section in files.sections_of(task, "state", operator=operator.position, name=state.section):
         yield from read_rows(section, noun=operator.name)
+    on_disk = files.sections_of(task, "files", operator=operator.position)
+    if on_disk:
+        yield from _rows_on_disk(files, task, operator, state, on_disk)
+
+
+def _rows_on_disk(
+    files: StoredFiles,
+    task: TaskId,
+    operator: StoredOperator,
+    state: StoredRows | StoredGroups,
+    sections: list[RestoredSection],
+) -> Iterator[pa.RecordBatch]:
+    if state.on_disk is None:
+        raise IncompatibleCheckpoint(
+            f"The checkpoint does not say how the rows of {operator.name} lie on disk, because it was taken by an "
+            "earlier Tidegate: resume its query, and read a checkpoint that was taken since."
+        )
+    key_groups = _key_groups(files, task)
+    backends = open_backends("rocksdb")
+    try:
+        store = backends.open_rows(key_groups)
+        assert store is not None, "this backend keeps rows on disk"
+        reader = RowsFromDisk(store, state.on_disk, key_groups, files.manifest.max_parallelism, operator.name)
+        yield from reader.read([files.with_files(task, section)[0] for section in sections])
+    finally:
+        backends.close()
 
 
 # -- timers

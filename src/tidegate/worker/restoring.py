@@ -272,6 +272,15 @@ class StoredFiles:
         shared = {file.path: file for file in self._of_slot[SlotIndex(task.subtask)].shared}
         return restored_section(section, shared, self._store)
 
+    def copy_files(self, stored: StoredSection, to: Store) -> list[SharedFile]:
+        """Those beside a section of state; they keep their paths, by which the section names them."""
+        files = list(self.with_files(stored.key.task, _restored(stored))[1].values())
+        for file in files:
+            data = self._store.read(file.path)
+            check_sum(data, FileSum(file.length, file.crc32), name=file.path)
+            to.put(file.path, data)
+        return files
+
     def parallelism_of(self, vertex: VertexId) -> int:
         return self.manifest.vertex_parallelism[vertex]
 

@@ -11,20 +11,19 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from tidegate.model.errors import IncompatibleCheckpoint, OptionError
+from tidegate.model.errors import OptionError
 from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
 from tidegate.operators.processor_handle import TIMER_STATES, StateKind, stored_name
 from tidegate.operators.state_handles import encode_position
 from tidegate.operators.user_rows import RowsByKey
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.state.codec import encode_key, encode_value
-from tidegate.state.contract import ROW_LOG_SECTION
 from tidegate.state.heap import HeapBackend, is_keyed_section, section_name
 from tidegate.state.subkeys import entry_key, entry_parts
 from tidegate.state.timers import decode_timer
 from tidegate.state.ttl import TTL_SUFFIX, with_expiry
 from tidegate.storage import layout
-from tidegate.storage.manifests import SlotFile
+from tidegate.storage.manifests import SharedFile, SlotFile
 from tidegate.storage.state_file import SectionKey, StateFileWriter, sum_of
 from tidegate.storage.store import Store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema
@@ -205,8 +204,9 @@ def write_slot(
                 )
         shared = []
     else:
-        _copy_sections(content, content.base, slot, writer)
+        # Captured files come first: elements name them by their place.
         shared = content.base.copy_captured(slot, store)
+        shared += _copy_sections(content, content.base, slot, writer, store)
     backends: dict[int, HeapBackend] = {}
     for entry in _all_entries(content, slot, entries):
         operator = content.plan.operators[entry.operator]
@@ -237,17 +237,19 @@ def write_slot(
     return SlotFile(slot, path, file.length_bytes, file.crc32, shared)
 
 
-def _copy_sections(content: SlotContent, base: StoredFiles, slot: SlotIndex, writer: StateFileWriter) -> None:
+def _copy_sections(
+    content: SlotContent, base: StoredFiles, slot: SlotIndex, writer: StateFileWriter, store: Store
+) -> list[SharedFile]:
+    """What is taken over as it is; the files beside it."""
     numbers = {(operator.vertex, operator.position): number for number, operator in enumerate(content.plan.operators)}
+    files: list[SharedFile] = []
     for stored in base.all_sections(slot):
         key = stored.key
         if key.kind == "files":
-            if plain_name(key) == ROW_LOG_SECTION:
-                raise IncompatibleCheckpoint(
-                    f"{key.task} keeps rows of an aggregation or a deduplication with state.backend rocksdb, which "
-                    "cannot be copied into another savepoint: take the savepoint of a query with state.backend heap."
-                )
-            continue  # its entries are written as those of the heap
+            number = numbers.get((key.task.vertex, key.operator))
+            if number is not None and _has_entries(content.plan.operators[number]):
+                continue  # they are written as those of the heap
+            files += base.copy_files(stored, store)
         if key.kind == "state" and is_keyed_section(plain_name(key)):
             number = numbers.get((key.task.vertex, key.operator))
             replaced = content.replaced
@@ -256,6 +258,12 @@ def _copy_sections(content: SlotContent, base: StoredFiles, slot: SlotIndex, wri
             ):
                 continue
         writer.add(key, stored.data)
+    return files
+
+
+def _has_entries(operator: StoredOperator) -> bool:
+    """Of user code; others keep rows."""
+    return any(isinstance(state, UserState) for state in operator.states)
 
 
 def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateEntry]) -> Iterator[StateEntry]:
@@ -263,7 +271,7 @@ def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateE
     if content.base is None or content.replaced is None:
         return
     for number, operator in enumerate(content.plan.operators):
-        if slot < content.base.parallelism_of(VertexId(operator.vertex)):
+        if _has_entries(operator) and slot < content.base.parallelism_of(VertexId(operator.vertex)):
             for name, key_group, key, value in entries_in_files(content.base, operator, slot):
                 if (number, name) not in content.replaced:
                     yield StateEntry(number, name, key_group, key, value)
