@@ -142,6 +142,46 @@ def test_groups_sessions_keys_and_joined_rows_are_dataframes(spark: SparkSession
     assert {"k", "ts", "has_partner", "key_group", "subtask"} <= set(left.columns)
 
 
+def test_rows_on_disk_are_the_same_dataframes_and_stay_in_an_edited_savepoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Deduplication with room for few keys, and a processor behind it whose state is edited."""
+    many = spark.range(0, 6_000, 1, 4).select(
+        (F.col("id") % 3).cast("string").alias("k"), F.timestamp_seconds("id").alias("ts"), F.col("id").alias("v")
+    )
+    many.write.parquet(str(tmp_path / "in"))
+    once = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in")).dropDuplicates(["v"])
+    kept = tg.named(once, "values seen").groupBy("k").transformWithState(
+        Keeping(), "k string, total long", "append", "processingTime"
+    )  # fmt: skip
+    on_disk = {"state.backend": "rocksdb", "state.rocksdb.rowMemory": "16KiB", "source.parallelism": 1}
+    run(kept, tmp_path / "heap")
+    run(kept, tmp_path / "rocksdb", **on_disk)
+    in_memory, seen = (
+        table(spark, tmp_path / backend, "state", operator="values seen").drop("subtask")
+        for backend in ("heap", "rocksdb")
+    )
+    assert seen.dtypes == in_memory.dtypes
+    assert sorted(seen.collect()) == sorted(in_memory.collect())
+    assert seen.count() == 6_000
+    totals = table(spark, tmp_path / "rocksdb", "state", operator="TransformWithState", state="total")
+    path = tg.savepoints.from_dataframe(
+        totals.withColumn("total", F.lit(0).cast("long")),
+        path=tmp_path / "edited",
+        operator="TransformWithState",
+        state="total",
+        based_on=tmp_path / "rocksdb",
+    )
+    assert table(spark, Path(path), "state", operator="values seen").drop("subtask").exceptAll(seen).count() == 0
+    # All of these were seen but one.
+    more = many.where("v < 3000").unionByName(many.where("v = 1").withColumn("v", F.lit(7_000).cast("long")))
+    more.write.mode("append").parquet(str(tmp_path / "in"))
+    run(kept, tmp_path / "on", **on_disk, **{"restore.from": path, "parallelism": 3})
+    after = table(spark, tmp_path / "on", "state", operator="TransformWithState", state="total").select("k", "total")
+    assert sorted(after.collect()) == [("0", 0), ("1", 7_000), ("2", 0)]
+    assert table(spark, tmp_path / "on", "state", operator="values seen").count() == 6_001
+
+
 def test_checkpoints_tasks_and_refusals(spark: SparkSession, tmp_path: Path) -> None:
     location = tmp_path / "chk"
     run(stream(spark, tmp_path / "in").groupBy("k").count(), location, mode="update")

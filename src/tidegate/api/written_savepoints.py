@@ -13,7 +13,9 @@ from tidegate.coordinator.written_savepoints import WrittenSavepoint, new_savepo
 from tidegate.model.errors import OptionError
 from tidegate.plan.lower import fingerprint
 from tidegate.spark.catalyst import require_classic
+from tidegate.spark.hadoop_conf import store_access
 from tidegate.spark.savepoint_job import write_savepoint
+from tidegate.storage.access import StoreAccess
 from tidegate.storage.store import local_path
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Savepoints:
         try:
             target = _target(
                 folder,
+                store_access(df.sparkSession, [folder] if based_on is None else [folder, _absolute(based_on)]),
                 state=state,
                 operator=operator,
                 query=query,
@@ -63,6 +66,7 @@ class Savepoints:
 
 def _target(
     path: str,
+    access: StoreAccess,
     *,
     state: str | None,
     operator: str | None,
@@ -72,7 +76,7 @@ def _target(
 ) -> WrittenSavepoint:
     now_ms = int(time() * 1000)
     if based_on is not None and query is None:
-        base = find_checkpoint(_absolute(based_on))
+        base = find_checkpoint(_absolute(based_on), access=access)
         return rewritten_savepoint(
             path, base, operator=operator, state=state, max_parallelism=max_parallelism, now_ms=now_ms
         )
@@ -84,7 +88,7 @@ def _target(
     if max_parallelism is not None:
         raise OptionError("max_parallelism goes with based_on: set .option('maxParallelism', ...) on the query.")
     plan, _, _ = query._planned()
-    return new_savepoint(path, plan, fingerprint(plan), operator=operator, state=state, now_ms=now_ms)
+    return new_savepoint(path, plan, fingerprint(plan), operator=operator, state=state, now_ms=now_ms, access=access)
 
 
 def _absolute(path: "_Path") -> str:

@@ -14,6 +14,8 @@ from tidegate.coordinator.stored_views import stored_task_views, stored_views
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError
 from tidegate.operators.stored_group_values import group_fields
 from tidegate.storage import layout
+from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
+from tidegate.storage.hadoop_settings import understood
 from tidegate.storage.job_log import JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import Store, local_path, open_existing
@@ -88,6 +90,7 @@ class FoundCheckpoint:
 
     location: str
     manifest: str
+    access: StoreAccess = FROM_ENVIRONMENT
 
     def read_manifest(self) -> Manifest:
         return decode_manifest(self._store().read(self.manifest), name=f"{self.location}/{self.manifest}")
@@ -96,7 +99,7 @@ class FoundCheckpoint:
         return StoredFiles(self._store(), self.read_manifest())
 
     def _store(self) -> Store:
-        return open_existing(self.location)
+        return open_existing(self.location, self.access)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +164,24 @@ class TasksTable:
 @dataclass(frozen=True, slots=True)
 class CheckpointsTable:
     location: str
+    access: StoreAccess
     schema: pa.Schema = _CHECKPOINTS
     partitions: int = 1
 
     def read(self, _: int) -> Iterator[pa.RecordBatch]:
-        yield _from_views(list(stored_views(open_existing(self.location), self.location)), self.schema)
+        yield _from_views(list(stored_views(self.location, self.access)), self.schema)
 
 
 Table: TypeAlias = StateTable | TimersTable | InFlightTable | TasksTable | CheckpointsTable
 
 
-def open_table(options: Mapping[str, str]) -> Table:
-    """`options` as a reader of Spark's is given them. Raises `OptionError` with what there is to choose from."""
+def open_table(options: Mapping[str, str], access: StoreAccess = FROM_ENVIRONMENT) -> Table:
+    """`options` as a reader of Spark's is given them, those for reaching a store count more than `access`.
+
+    Raises `OptionError` with what there is to choose from.
+    """
+    settings = understood(options)
+    access = StoreAccess({**access.settings, **settings})
     path, table = options.get("path"), options.get("table")
     if table not in TABLES:
         found = "is missing" if table is None else f"is {table!r}"
@@ -183,12 +192,12 @@ def open_table(options: Mapping[str, str]) -> Table:
     path = str(local_path(path) or path)
     allowed = _OPTIONS[table]
     for name in options:
-        if name.lower() not in ("path", "table", *allowed):
+        if name not in settings and name.lower() not in ("path", "table", *allowed):
             known = ", ".join(["path", "table", *allowed])
             raise OptionError(f"Table {table!r} has no option {name!r}: use {known}.")
     if table == "checkpoints":
-        return CheckpointsTable(_location_of(path))
-    found_checkpoint = find_checkpoint(path, options.get("checkpoint"))
+        return CheckpointsTable(_location_of(path, access), access)
+    found_checkpoint = find_checkpoint(path, options.get("checkpoint"), access=access)
     if table == "tasks":
         return TasksTable(found_checkpoint)
     manifest = found_checkpoint.read_manifest()
@@ -200,12 +209,14 @@ def open_table(options: Mapping[str, str]) -> Table:
     return _in_flight_table(found_checkpoint, manifest, plan, options.get("edge"))
 
 
-def find_checkpoint(path: str, checkpoint: str | None = None) -> FoundCheckpoint:
+def find_checkpoint(
+    path: str, checkpoint: str | None = None, *, access: StoreAccess = FROM_ENVIRONMENT
+) -> FoundCheckpoint:
     """`checkpoint`: the id of one at a checkpointLocation; None for its newest."""
     root, manifest = locate(path)
-    store = open_existing(root)
+    store = open_existing(root, access)
     if manifest == layout.savepoint_manifest() and store.list(layout.LOG):
-        return _at_location(store, root, checkpoint)
+        return _at_location(store, root, checkpoint, access)
     if checkpoint is not None:
         raise OptionError(
             f"Option 'checkpoint' is {checkpoint!r}, but {path!r} is one checkpoint: leave the option out, or give the "
@@ -217,7 +228,7 @@ def find_checkpoint(path: str, checkpoint: str | None = None) -> FoundCheckpoint
         raise OptionError(
             f"{path!r} holds no checkpoint: name a checkpointLocation, a checkpoint or a savepoint."
         ) from None
-    return FoundCheckpoint(root, manifest)
+    return FoundCheckpoint(root, manifest, access)
 
 
 def stored_plan_of(manifest: Manifest) -> StoredPlan:
@@ -276,13 +287,13 @@ def state_schema(operator: StoredOperator, state: StoredState) -> pa.Schema:
 # -- inside
 
 
-def _location_of(path: str) -> str:
-    if not open_existing(path).list(layout.LOG):
+def _location_of(path: str, access: StoreAccess) -> str:
+    if not open_existing(path, access).list(layout.LOG):
         raise OptionError(f"{path!r} holds no job log: name the checkpointLocation of a query.")
     return path.rstrip("/")
 
 
-def _at_location(store: Store, location: str, wanted: str | None) -> FoundCheckpoint:
+def _at_location(store: Store, location: str, wanted: str | None, access: StoreAccess) -> FoundCheckpoint:
     retained = retained_checkpoints(JobLog(store, driver="a reader").read())
     chosen = retained if wanted is None else [entry for entry in retained if str(entry.checkpoint) == wanted.strip()]
     if not chosen:
@@ -291,7 +302,7 @@ def _at_location(store: Store, location: str, wanted: str | None) -> FoundCheckp
         known = ", ".join(str(entry.checkpoint) for entry in retained)
         raise OptionError(f"Option 'checkpoint' is {wanted!r}, and {location!r} holds {known}: use one of them.")
     newest = chosen[-1]
-    return FoundCheckpoint(location if newest.location is None else newest.location, newest.manifest)
+    return FoundCheckpoint(location if newest.location is None else newest.location, newest.manifest, access)
 
 
 def _state_table(

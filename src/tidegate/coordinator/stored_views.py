@@ -7,6 +7,7 @@ from tidegate.coordinator.history import new_state_bytes, with_facts
 from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
 from tidegate.model.errors import Damaged
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
+from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.job_log import CheckpointCompleted, JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.statistics import read_failed
@@ -33,10 +34,12 @@ def stored_task_views(manifest: Manifest) -> tuple[TaskCheckpointView, ...]:
     return with_facts(acknowledged, manifest.statistics)
 
 
-def stored_views(store: Store, location: str) -> Iterator[CheckpointView]:
+def stored_views(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Iterator[CheckpointView]:
     """Of the retained checkpoints and savepoints and of those that failed last, newest first."""
+    store = open_existing(location, access)
     found = [
-        _completed(store, location, entry) for entry in retained_checkpoints(JobLog(store, driver="a reader").read())
+        _completed(store if entry.location is None else open_existing(entry.location, access), location, entry)
+        for entry in retained_checkpoints(JobLog(store, driver="a reader").read())
     ]
     found += [_failed(facts) for facts in read_failed(store)]
     return iter(sorted(found, key=lambda view: (view.triggered_at, view.id), reverse=True))
@@ -46,8 +49,7 @@ def _completed(store: Store, location: str, completed: CheckpointCompleted) -> C
     root = location if completed.location is None else completed.location
     path = f"{root}/{completed.manifest}".removesuffix("/manifest.json")
     try:
-        place = store if completed.location is None else open_existing(completed.location)
-        manifest = decode_manifest(place.read(completed.manifest), name=f"{root}/{completed.manifest}")
+        manifest = decode_manifest(store.read(completed.manifest), name=f"{root}/{completed.manifest}")
     except Damaged as error:
         return CheckpointView(
             id=completed.checkpoint,

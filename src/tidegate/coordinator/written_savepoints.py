@@ -26,6 +26,7 @@ from tidegate.plan.naming import names_in
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.rescale import EdgeKind, connections
 from tidegate.storage import layout
+from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import AlreadyThere, Store, open_store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState
@@ -54,6 +55,7 @@ class WrittenSavepoint:
     is_regrouped: bool
     number: int
     state: UserState
+    access: StoreAccess = FROM_ENVIRONMENT
 
     @property
     def operator(self) -> StoredOperator:
@@ -100,14 +102,14 @@ class WrittenSavepoint:
             base=None if self.base is None else self.base.open_files(),
             replaced=None if self.is_regrouped else frozenset([own]),
         )
-        return write_slot(content, SlotIndex(slot), entries, open_store(self.path), token=token)
+        return write_slot(content, SlotIndex(slot), entries, open_store(self.path, self.access), token=token)
 
     def finish(self, files: Sequence[SlotFile]) -> None:
         """Makes the savepoint exist; files of attempts that failed are removed."""
         by_slot = {file.slot: file for file in files}
         if sorted(by_slot) != list(range(self.slots)) or len(files) != self.slots:
             raise StorageFailure(f"Of the {self.slots} slots of the savepoint {sorted(by_slot)} were written.")
-        store = open_store(self.path)
+        store = open_store(self.path, self.access)
         manifest = msgspec.structs.replace(self.manifest, slots=[by_slot[SlotIndex(at)] for at in range(self.slots)])
         created = store.create(layout.savepoint_manifest(), encode_manifest(manifest))
         if isinstance(created, AlreadyThere):
@@ -123,7 +125,14 @@ class WrittenSavepoint:
 
 
 def new_savepoint(
-    path: str, plan: JobPlan, fingerprint: Sequence[str], *, operator: str | None, state: str | None, now_ms: int
+    path: str,
+    plan: JobPlan,
+    fingerprint: Sequence[str],
+    *,
+    operator: str | None,
+    state: str | None,
+    now_ms: int,
+    access: StoreAccess = FROM_ENVIRONMENT,
 ) -> WrittenSavepoint:
     """For a query that has not run: everything but one state starts anew."""
     channels = [
@@ -147,7 +156,7 @@ def new_savepoint(
         channels=channels,
         plan=describe_plan(plan),
     )
-    return _chosen(path, manifest, None, operator, state, is_regrouped=False)
+    return _chosen(path, manifest, None, operator, state, access, is_regrouped=False)
 
 
 def rewritten_savepoint(
@@ -159,7 +168,10 @@ def rewritten_savepoint(
     max_parallelism: int | None,
     now_ms: int,
 ) -> WrittenSavepoint:
-    """A copy of another checkpoint but for the rows of one state, and with other key groups if asked for."""
+    """A copy of another checkpoint but for the rows of one state, and with other key groups if asked for.
+
+    It is written with the settings that the other one is read with.
+    """
     old = base.read_manifest()
     plan = stored_plan_of(old)
     is_regrouped = max_parallelism is not None and max_parallelism != old.max_parallelism
@@ -180,7 +192,7 @@ def rewritten_savepoint(
         tasks={},
         statistics=None,
     )
-    return _chosen(path, manifest, base, operator, state, is_regrouped=is_regrouped)
+    return _chosen(path, manifest, base, operator, state, base.access, is_regrouped=is_regrouped)
 
 
 def _chosen(
@@ -189,6 +201,7 @@ def _chosen(
     base: FoundCheckpoint | None,
     operator: str | None,
     state: str | None,
+    access: StoreAccess,
     *,
     is_regrouped: bool,
 ) -> WrittenSavepoint:
@@ -200,12 +213,12 @@ def _chosen(
             f"State {found.name!r} of operator {chosen.id} ({chosen.name}) cannot be written from rows: only value, "
             f"list and map states of transformWithState and tg.connect can."
         )
-    _check_is_free(path)
-    return WrittenSavepoint(path, manifest, base, is_regrouped, plan.operators.index(chosen), found)
+    _check_is_free(path, access)
+    return WrittenSavepoint(path, manifest, base, is_regrouped, plan.operators.index(chosen), found, access)
 
 
-def _check_is_free(path: str) -> None:
-    store: Store = open_store(path)
+def _check_is_free(path: str, access: StoreAccess) -> None:
+    store: Store = open_store(path, access)
     if store.list(layout.LOG):
         raise OptionError(f"{path!r} is the checkpointLocation of a query: name a folder of its own for the savepoint.")
     try:

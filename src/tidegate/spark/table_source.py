@@ -3,9 +3,9 @@
 Imports little: Spark imports it in a process of its own whenever a session looks for data sources.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 class CheckpointDataSource(DataSource):
-    """Options: `path`, `table`, and what the table lets choose: `checkpoint`, `operator`, `state`, `edge`."""
+    """Options: `path`, `table`, and what the table lets choose: `checkpoint`, `operator`, `state`, `edge`.
+
+    And settings of object stores by Hadoop's names. `settings`: those of the session, where they are known.
+    """
+
+    settings: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -44,9 +49,10 @@ class CheckpointDataSource(DataSource):
 
     def _opened(self) -> "Table":
         from tidegate.coordinator.checkpoint_tables import open_table
+        from tidegate.storage.access import StoreAccess
 
         if self._table is None:
-            self._table = open_table(dict(self.options))
+            self._table = open_table(dict(self.options), StoreAccess(self.settings))
         return self._table
 
 

@@ -93,11 +93,11 @@ def open_store(location: str, access: StoreAccess = FROM_ENVIRONMENT, *, patienc
     return ObjectStore.connect(location, access, patience=patience)
 
 
-def open_existing(location: str) -> Store:
+def open_existing(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Store:
     """The same for readers: nothing is made, and a local folder need not be writable."""
     folder = local_path(location)
     if folder is None:
-        return open_store(location)
+        return open_store(location, access)
     if not folder.is_dir():
         raise OptionError(
             f"There is no folder {str(folder)!r}: name a checkpointLocation, a checkpoint or a savepoint."
