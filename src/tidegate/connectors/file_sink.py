@@ -176,12 +176,21 @@ class FileSinkWriter:
         files, self._files, self._open = self._files, [], {}
         committables = [self._committable(file, checkpoint, number) for number, file in enumerate(files)]
         folder = self._sink.hidden_folder
+        are_durable = not files
 
         def make_durable() -> None:
+            # Called again if a later checkpoint has the same files: they may be published then, and the folder gone.
+            nonlocal are_durable
+            if are_durable:
+                return
             for file in files:
                 file.finish()
-            if files:
+            try:
                 sync_folder(folder)
+            except FileNotFoundError:
+                if not are_durable:
+                    raise
+            are_durable = True
 
         return Prepared([msgspec.msgpack.encode(committable) for committable in committables], make_durable)
 

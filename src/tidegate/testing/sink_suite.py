@@ -187,7 +187,8 @@ class SinkSuite:
             sink.committer().commit(prepare(writer, 1), permit(1))
         assert self.visible(tmp_path) == expected((0, 10))
 
-    def test_making_durable_may_be_repeated(self, tmp_path: Path) -> None:
+    def test_making_durable_may_be_repeated_also_once_it_is_committed(self, tmp_path: Path) -> None:
+        """With two checkpoints at once the later one has the epoch too, until the earlier one is committed."""
         sink = self.open(tmp_path)
         writer = sink.writer(task=FIRST, generation=_GENERATION)
         writer.write(make_rows(0, 5))
@@ -195,6 +196,7 @@ class SinkSuite:
         prepared.make_durable()
         prepared.make_durable()
         sink.committer().commit(prepared.committables, permit(1))
+        prepared.make_durable()
         assert self.visible(tmp_path) == expected((0, 5))
 
     def test_a_sink_travels_to_the_tasks(self, tmp_path: Path) -> None:
