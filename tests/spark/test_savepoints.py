@@ -148,7 +148,8 @@ def test_a_query_that_takes_no_savepoint_in_time_goes_on_running(rows: Rows, tmp
     until(lambda: rows_read(query) > ROWS / 4)
     said = sentence_of(JobFailure, lambda: query.stop(savepoint=tmp_path / "mine"))
     assert said.startswith("The query was not stopped and goes on running: the savepoint was not taken: expired")
-    assert query.isActive and not (tmp_path / "mine").exists()
+    until(lambda: not (tmp_path / "mine").exists())  # what slots had stored of it by then goes a moment later
+    assert query.isActive
     read = rows_read(query)
     assert read < ROWS, "nothing is left to see that it goes on"
     until(lambda: rows_read(query) > read)
