@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.tiny_steps import opened_backends, take_tiny_steps
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
-from tidegate.operators import deduplicate
+from tidegate.operators import compaction, deduplicate
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.deduplicate import DeduplicateOperator
 from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
@@ -112,6 +112,32 @@ def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(name: str, drawn: l
                 case "restore":
                     both.restore(from_heap=what)
         del both
+
+
+def test_a_snapshot_while_keys_are_left_behind_is_not_undone_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 16)
+    with opened_backends(rows_memory_bytes=1 << 30) as backends:
+        counts = []
+        for fires in range(1, 120, 3):
+            both = Both(SPECS["by key and time"], backends)
+            both.process(
+                [(f"key {number}", 1) for number in range(20)] + [(f"key {number}", 9) for number in range(10)]
+            )
+            on_disk = both.operators[1]
+            on_disk.on_watermark(5_000)
+            for _ in range(fires):
+                on_disk.fire(1, lambda rows: None)
+            counts.append(on_disk.index.count)
+            stored = files_of(on_disk)
+            both.on_watermark(5_000)
+            assert on_disk.index.count == 10
+            assert files_of(on_disk) == stored, "nothing has changed since"
+            del both, on_disk
+        assert (counts[0], counts[-1]) == (30, 10), "before, while and after they are left behind"
+
+
+def files_of(operator: DeduplicateOperator) -> set[str]:
+    return {name for section in restored_from(operator.snapshot()) for name in section.files}
 
 
 def test_keys_that_do_not_fit_are_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
