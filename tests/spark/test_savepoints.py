@@ -127,8 +127,7 @@ def test_a_savepoint_beside_checkpoints_then_a_stop_with_one_then_on_at_another_
     assert query.isActive
     assert Path(path).parent == tmp_path / "chk" / "savepoints"
     assert sorted(file.name for file in Path(path).iterdir()) == ["0.state", "1.state", "manifest.json"]
-    (view,) = [c for c in query.checkpoints if c.is_savepoint]
-    assert (view.status, view.path) == ("completed", path)
+    until(lambda: [(c.status, c.path) for c in query.checkpoints if c.is_savepoint] == [("completed", path)])
 
     stopped_with = query.stop(savepoint=True)
     assert stopped_with is not None and stopped_with != path
@@ -148,7 +147,7 @@ def test_a_query_that_takes_no_savepoint_in_time_goes_on_running(rows: Rows, tmp
     until(lambda: rows_read(query) > ROWS / 4)
     said = sentence_of(JobFailure, lambda: query.stop(savepoint=tmp_path / "mine"))
     assert said.startswith("The query was not stopped and goes on running: the savepoint was not taken: expired")
-    until(lambda: not (tmp_path / "mine").exists())  # what slots had stored of it by then goes a moment later
+    assert not [*(tmp_path / "mine").rglob("manifest.json")], "nothing is left that could be taken for a savepoint"
     assert query.isActive
     read = rows_read(query)
     assert read < ROWS, "nothing is left to see that it goes on"

@@ -7,7 +7,7 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.coordinator.history import Underway
-from tidegate.model.elements import NumberedElement
+from tidegate.model.elements import Batch, NumberedElement
 from tidegate.model.ids import (
     ChannelId,
     CheckpointId,
@@ -61,6 +61,14 @@ class Captured:
     def cut(self) -> Cut:
         before = self.first + len(self.elements)
         return Cut(Number(before - self.held), Number(before))
+
+    def values(self) -> list[int]:
+        """Of the rows that are not processed yet."""
+        found: list[int] = []
+        for at, element in enumerate(self.elements):
+            if isinstance(element, Batch):
+                found += element.rows.column(0).to_pylist()[self.row if at == 0 else 0 :]
+        return found
 
     def received(self, channel: ChannelId) -> ReceivedCapture:
         cut = self.cut

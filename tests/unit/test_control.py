@@ -1,6 +1,8 @@
 """What may be asked of a running query over HTTP, by whom, and how the commands ask it."""
 
 import json
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -146,6 +148,22 @@ def test_jobs_lists_who_listens(running: Running) -> None:
     port = running.url.rpartition(":")[2]
     code, said = run("jobs", "--port", port)
     assert code == 0 and "totals" in said and "running" in said
+
+
+def test_jobs_passes_over_whoever_speaks_something_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def answer() -> None:
+            accepted, _ = stranger.accept()
+            with accepted:
+                accepted.recv(1000)
+                accepted.sendall(b"no http\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        code, _ = run("jobs", "--port", str(stranger.getsockname()[1]))
+        answering.join()
+    assert code == 0
 
 
 def test_a_location_without_a_query_has_nobody_to_ask(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from rich.console import Console
@@ -116,8 +117,8 @@ def _job_at(url: str) -> dict[str, Any] | None:
     try:
         with urllib.request.urlopen(url + JOB, timeout=_LOOK_S) as answer:
             job = json.load(answer)
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError, HTTPException):
+        return None  # nobody, or somebody who speaks something else
     return job if isinstance(job, dict) and "state" in job and "location" in job else None
 
 
