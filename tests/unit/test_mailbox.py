@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from functools import partial
 
 from tidegate.worker.mailbox import Mailbox
 
@@ -10,9 +11,9 @@ POSTERS = 3
 
 
 def test_notes_are_taken_in_their_order() -> None:
-    mailbox, taken = Mailbox(), []
+    mailbox, taken = Mailbox(), list[int]()
     for number in range(3):
-        mailbox.post(lambda number=number: taken.append(number))  # type: ignore[misc]
+        mailbox.post(partial(taken.append, number))
     for note in mailbox.take():
         note()
     mailbox.close()

@@ -62,6 +62,20 @@ def test_a_loop_that_stood_still_hears_of_its_splits_before_its_source_becomes_i
     assert not head.becomes_idle(7001.0)
 
 
+def test_a_source_that_woke_is_not_done_with_its_rows_while_it_holds_back_their_event_time() -> None:
+    """Whoever waits until all rows are processed waits for what their time sets off, too."""
+    head = _head()
+    head.settling_ms = 500.0
+    for now_ms in (0.0, 1000.0, 1010.0):
+        head.poll(1, now_ms)
+        head.becomes_idle(now_ms)
+    assert head.is_idle and head.is_waiting(1010.0)
+    head.add_splits([b"first"], is_last=False)
+    head.poll(1, 2000.0)
+    head.poll(1, 2001.0)
+    assert not head.is_waiting(2499.0) and head.is_waiting(2500.0)
+
+
 def _head(reader: SourceReader | None = None) -> SourceHead:
     admission = SourceAdmission(ActiveBackpressure.OFF, interval_ms=1000.0, max_concurrent=1, now_ms=0.0)
     return SourceHead(reader or Splits(), admission, idle_after_ms=1000.0)

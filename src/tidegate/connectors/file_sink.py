@@ -185,11 +185,7 @@ class FileSinkWriter:
                 return
             for file in files:
                 file.finish()
-            try:
-                sync_folder(folder)
-            except FileNotFoundError:
-                if not are_durable:
-                    raise
+            sync_folder(folder)
             are_durable = True
 
         return Prepared([msgspec.msgpack.encode(committable) for committable in committables], make_durable)
