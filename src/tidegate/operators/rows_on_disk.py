@@ -1,7 +1,7 @@
 """Rows of slots in memory and on disk: what is in use is in memory, what does not fit is written away by key.
 
-Each live row that is in memory is, as it was at the last snapshot, in the log or among those that were written away;
-never in both, for then nobody could tell which is newer.
+Each live row that is in memory is, as it was at the last snapshot, in the log or among those that were written away.
+What the log says of a key counts: what was written away of it before is older.
 """
 
 from collections.abc import Sequence
