@@ -357,6 +357,15 @@ def test_an_uncommitted_checkpoint_is_not_retired(place: Place) -> None:
     assert place.store.list("checkpoints") == ["checkpoints/3-g1/manifest.json"]
 
 
+def test_a_checkpoint_that_completes_while_the_job_ends_leaves_no_one_too_many(place: Place) -> None:
+    job = place.started(keep=KeepNumber(2))
+    for checkpoint in (1, 2, 3):
+        place.take(job, manifest(checkpoint))
+    job.clean_up(Generation(1))
+    assert place.logged(CheckpointRetired) == [1]
+    assert {path.split("/")[1] for path in place.store.list("checkpoints")} == {"2-g1", "3-g1"}
+
+
 def test_checkpoints_are_kept_for_a_time_and_the_newest_for_ever(place: Place) -> None:
     job = place.started(keep=KeepFor(1_000))
     for checkpoint, at_ms in ((1, 0), (2, 600), (3, 1_000)):

@@ -442,6 +442,8 @@ class DurableJob:
 
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
+        # One that was completed while the job was ending may have made another one too many.
+        self.retire(frozenset())
         entries = self._log.read()
         self._log.check_is_ours()
         held = [self._manifest(completed) for completed in uncommitted(entries)]
