@@ -28,7 +28,10 @@ class System(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One system in one setting. `program` is its module or class; `work` are the program's arguments."""
+    """One system in one setting. `program` is its module or class; `work` are the program's arguments.
+
+    `filling_s`: what the program takes before its warm-up, about.
+    """
 
     name: str
     title: str
@@ -36,11 +39,13 @@ class Variant:
     program: str
     work: Mapping[str, object]
     environment: Mapping[str, str] = field(default_factory=dict)
+    filling_s: float = 0.0
 
     @property
     def expected_s(self) -> float:
         """What it takes when nothing disturbs it, to start and to stop included."""
-        return float(str(self.work.get("warm_up_s", 0))) + float(str(self.work.get("measure_s", 60))) + 12.0
+        stated_s = float(str(self.work.get("warm_up_s", 0))) + float(str(self.work.get("measure_s", 60)))
+        return self.filling_s + stated_s + 12.0
 
 
 @dataclass(frozen=True, slots=True)

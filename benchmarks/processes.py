@@ -37,7 +37,10 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`at_s` is when it was triggered, since the measurement began. An unfinished one has lasted `ms` so far."""
+    """`at_s` is when it was triggered, since the measurement began. An unfinished one has lasted `ms` so far.
+
+    `sync_ms` is that of the task that took longest.
+    """
 
     id: int
     status: str
@@ -47,6 +50,8 @@ class Checkpoint:
     inflight_bytes: int
     new_inflight_bytes: int
     state_bytes: int
+    new_state_bytes: int = 0
+    sync_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 from benchmarks.benchmark import Benchmark
 from benchmarks.suite import (
+    beyond_memory,
+    changelog,
     growth,
+    incremental,
     inflight,
     memory,
     peak,
@@ -34,6 +37,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         shortest_interval,
         growth,
         state_on_disk,
+        incremental,
+        changelog,
+        beyond_memory,
         memory,
     )
 }

@@ -149,6 +149,8 @@ def checkpoint(view: CheckpointView, began: datetime) -> dict[str, object]:
         "inflight_bytes": view.inflight_bytes,
         "new_inflight_bytes": view.new_inflight_bytes,
         "state_bytes": view.state_bytes,
+        "new_state_bytes": view.new_state_bytes,
+        "sync_ms": max((task.sync_ms for task in view.tasks), default=0.0),
     }
 
 
