@@ -56,6 +56,19 @@ class Operator(Enum):
 class Backend(Enum):
     HEAP = "heap"
     ROCKSDB = "rocksdb"
+    HEAP_CHANGELOG = "heapChangelog"
+    ROCKSDB_CHANGELOG = "rocksdbChangelog"
+
+    @property
+    def has_changelog(self) -> bool:
+        return self in (Backend.HEAP_CHANGELOG, Backend.ROCKSDB_CHANGELOG)
+
+    def options(self) -> dict[str, str]:
+        if not self.has_changelog:
+            return {"state.backend": self.value}
+        below = Backend.HEAP if self is Backend.HEAP_CHANGELOG else Backend.ROCKSDB
+        # So short that there are several images in a case.
+        return {**below.options(), "state.changelog": "true", "state.changelog.materializeInterval": "500ms"}
 
 
 class Beside(Enum):
@@ -143,21 +156,25 @@ def full_product() -> list[Case]:
 def rescaled() -> list[Case]:
     """A killed driver's job goes on with every number of slots, on every backend, aligned and unaligned.
 
-    What else there is takes turns; a restore begins where storing, or committing, was cut short.
+    What else there is takes turns; a restore begins where storing, or committing, was cut short. The changelog is for
+    user state, which only timers have.
     """
     moments = itertools.cycle([*MOMENTS[Phase.STORING], *MOMENTS[Phase.COMMITTING]])
-    operators, sources, sinks = (itertools.cycle(choices) for choices in (Operator, Source, Sink))
+    sources, sinks, operators = itertools.cycle(Source), itertools.cycle(Sink), list(Operator)
     found = []
-    for backend, mode, slots in itertools.product(Backend, (Mode.ALIGNED, Mode.UNALIGNED), RESCALED):
-        job = Job(mode, next(sources), next(sinks), next(operators), backend)
+    every = itertools.product(Backend, (Mode.ALIGNED, Mode.UNALIGNED), RESCALED)
+    for number, (backend, mode, slots) in enumerate(every):
+        # One further in each round: not the same operator for the same slots.
+        turn = operators[(number + number // len(RESCALED)) % len(operators)]
+        operator = Operator.TIMERS if backend.has_changelog else turn
+        job = Job(mode, next(sources), next(sinks), operator, backend)
         found.append(Case(Place.LOCAL, Victim.DRIVER, next(moments), job, slots))
     return found
 
 
 def rescaled_every_day() -> list[Case]:
-    """A few of them, with each number of slots once."""
-    cases = rescaled()
-    return [*cases[:: len(RESCALED) + 1], cases[-1]]
+    """A few of them, with each number of slots once and each backend at least once."""
+    return rescaled()[:: 2 * len(RESCALED) - 1]
 
 
 def shuffled(cases: Iterable[Case], seed: int) -> list[Case]:

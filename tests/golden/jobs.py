@@ -240,7 +240,7 @@ def start(
     orders = orders.repartition("id").select("id", paced("id", "k").alias("k"), "ts")
     df = pipeline(job.operator, orders, stream(spark, job.source, input_folder / "clicks"))
     writer = tg.writeStream(df).option("checkpointLocation", str(folder / "chk")).options(**_OPTIONS)
-    writer = writer.options(**{"parallelism": slots, "state.backend": job.backend.value})
+    writer = writer.options(**{"parallelism": slots, **job.backend.options()})
     writer = writer.options(**_MODES[job.mode]).outputMode(output_mode(job.operator)).trigger(availableNow=True)
     out = folder / "out"
     match job.sink:

@@ -12,7 +12,7 @@ import pytest
 from tests.scenarios.test_over_sockets import ALIGNED, UNALIGNED, FailsOnce, folder, slow
 from tests.scenarios.test_state_in_rocksdb import local_folder, retained, stop_after
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.operators import logged_rows, rows_on_disk
+from tidegate.operators import log_book, rows_on_disk
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import (
@@ -161,7 +161,7 @@ def test_a_stopped_job_goes_on_with_any_number_of_slots(
 def test_checkpoints_share_files_of_rows_and_keep_none_that_no_checkpoint_needs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 1)
+    monkeypatch.setattr(log_book, "SMALL_FILE_ROWS", 1)
     run(job(folder, interval_ms=20, before_row=slow(0.0005), rows_memory_bytes=1 << 30))
     older, newer = (
         {file.path for slot in manifest.slots for file in slot.shared if file.path.endswith(".rows")}

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.scenarios.numbered_rows import ALIGNED, ROWS, UNALIGNED, NumberedRows, golden
 from tidegate.coordinator.views import RestoreView
+from tidegate.model.errors import Missing
 from tidegate.protocol.restart import FixedDelay
 from tidegate.storage.manifests import Manifest
 from tidegate.worker.local_copies import LocalRecovery
@@ -54,7 +56,7 @@ def numbered(folder: Path, backend: str = "heap", **settings: Any) -> NumberedRo
 def run_through(rows: NumberedRows, failure: FailsOnce) -> RestoreView:
     ended = rows.finish(before_row=failure, restart=FixedDelay(3, delay_ms=10))
     view = ended.view()
-    assert view.state == "finished" and view.generation >= 2
+    assert view.state == "finished" and view.generation >= 2, ended.failure()
     assert [(key, id) for key, id, _ in rows.output()] == golden()
     assert view.restore is not None
     return view.restore
@@ -93,7 +95,12 @@ def test_a_restart_reads_the_slots_own_disks_alone_and_the_end_leaves_nothing(
 def test_a_damaged_copy_is_replaced_by_what_is_stored_and_counted(
     tmp_path: Path, local_folder: Path, backend: str
 ) -> None:
+    rows = numbered(tmp_path, backend)
+    completed = 0
+
     def damage() -> None:
+        nonlocal completed
+        completed = rows.retained()[-1].checkpoint
         for number, file in enumerate(sorted(local_folder.glob("tidegate-copies-*/*/**/*"))):
             if file.is_file():
                 # Not in place: files of RocksDB's own may be the same ones.
@@ -102,9 +109,10 @@ def test_a_damaged_copy_is_replaced_by_what_is_stored_and_counted(
                 data[len(data) // 2] ^= 1
                 file.write_bytes(data[: len(data) - number % 2])
 
-    restore = run_through(numbered(tmp_path, backend), FailsOnce(ROWS // 2, ValueError, damage))
+    restore = run_through(rows, FailsOnce(ROWS // 2, ValueError, damage))
     assert restore.damaged_copies > 0 and restore.remote_bytes > 0
-    assert restore.local_bytes == 0
+    # The other slot may have gone on for a moment: files of a later checkpoint are whole.
+    assert restore.local_bytes == 0 or restore.checkpoint > completed
     assert list(local_folder.iterdir()) == []
 
 
@@ -119,11 +127,13 @@ def test_copies_are_of_the_newest_completed_checkpoint_or_the_one_before_until_i
         deadline_s = time.monotonic() + PATIENCE_S
         # What is being stored, and pruned, comes to its end: this slot hears of nothing newer.
         while (missing or outdated) and time.monotonic() < deadline_s:
-            before, newest = rows.retained()[-2:]
-            copies = copies_in(local_folder).keys()
-            missing = files_of(newest) - copies
-            others = copies - files_of(newest) - files_of(before)
-            outdated = {name for name in others if int(name.split("/")[1].split("-")[0]) <= newest.checkpoint}
+            # What is removed between two looks at it is looked for again.
+            with suppress(Missing, FileNotFoundError):
+                before, newest = rows.retained()[-2:]
+                copies = copies_in(local_folder).keys()
+                missing = files_of(newest) - copies
+                others = copies - files_of(newest) - files_of(before)
+                outdated = {name for name in others if int(name.split("/")[1].split("-")[0]) <= newest.checkpoint}
             time.sleep(0.02)
 
     run_through(rows, FailsOnce(ROWS // 2, ValueError, look))
@@ -135,7 +145,7 @@ def test_without_the_option_and_for_small_files_nothing_is_kept(
     tmp_path: Path, local_folder: Path, settings: dict[str, Any]
 ) -> None:
     seen: list[Path] = []
-    failure = FailsOnce(ROWS // 2, ValueError, lambda: seen.extend(local_folder.rglob("*")))
+    failure = FailsOnce(ROWS // 2, ValueError, lambda: seen.extend(local_folder.glob("tidegate-copies-*")))
     restore = run_through(numbered(tmp_path, **settings), failure)
     assert seen == [] and restore.local_bytes == 0 and restore.remote_bytes > 0
 

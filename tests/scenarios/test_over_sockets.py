@@ -20,7 +20,7 @@ from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.store import open_store
 from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
-from tidegate.worker.settings import INLINE_BELOW_BYTES, SlotSettings
+from tidegate.worker.settings import INLINE_BELOW_BYTES, HeapSnapshots, SlotSettings
 
 KEYS = 37
 ROWS = 3000
@@ -53,6 +53,8 @@ def job(
     inline_below_bytes: int = INLINE_BELOW_BYTES,
     location: str = "chk",
     restore_from: str | None = None,
+    heap_snapshots: HeapSnapshots = HeapSnapshots.INCREMENTAL,
+    changelog_image_interval_ms: float | None = None,
 ) -> Coordinator:
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
@@ -72,6 +74,8 @@ def job(
             window_bytes=4096,
             state_backend=state_backend,
             inline_below_bytes=inline_below_bytes,
+            heap_snapshots=heap_snapshots,
+            changelog_image_interval_ms=changelog_image_interval_ms,
         ),
         interval_ms=interval_ms,
         timeout_ms=timeout_ms,

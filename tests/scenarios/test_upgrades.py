@@ -5,15 +5,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.upgrade_job import BACKENDS, CHECKPOINT, SAVEPOINT, UPGRADES, expected_totals, job, totals_in
+from tests.fixtures.upgrade_job import (
+    BACKENDS,
+    CHECKPOINT,
+    KEYS,
+    SAVEPOINT,
+    UPGRADES,
+    expected_totals,
+    job,
+    plan,
+    totals_in,
+)
 from tidegate.coordinator.coordinator import Coordinator
+from tidegate.model.ids import SlotIndex, TaskId, range_of
+from tidegate.plan.physical import TransformWithStateSpec
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS
+from tidegate.state.timer_entries import Timer, decode_timer
+from tidegate.state.timers import timers_over
 from tidegate.storage import layout
 from tidegate.storage.job_log import JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import LocalFiles
+from tidegate.worker.restoring import restore_slot
+from tidegate.worker.state_backends import open_backends
 
 # All of it is in every clone of the repository.
 _MOST_FIXTURE_BYTES = 300 << 10
+NAME = "timers/event"
 
 
 @pytest.fixture(params=BACKENDS)
@@ -49,6 +67,37 @@ def test_a_query_starts_from_a_kept_savepoint(tmp_path: Path, backend: str, slot
 def test_the_job_gives_the_same_without_a_stop(tmp_path: Path, backend: str) -> None:
     run(job(tmp_path, backend=backend))
     assert totals_in(tmp_path) == expected_totals()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_timers_of_a_kept_savepoint_are_found_by_key_and_by_time_in_rocksdb(
+    tmp_path: Path, backend: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were stored without an index of their keys."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    job_plan = plan(tmp_path, slots=slots)
+    ((vertex, position),) = [
+        (vertex.id, position)
+        for vertex in job_plan.vertices
+        for position, spec in enumerate(vertex.operators)
+        if isinstance(spec, TransformWithStateSpec)
+    ]
+    backends = open_backends("rocksdb")
+    seen: set[Timer] = set()
+    for slot in range(slots):
+        restored = restore_slot(LocalFiles(UPGRADES / backend / SAVEPOINT), "manifest.json", job_plan, SlotIndex(slot))
+        own = range_of(slot, parallelism=slots, max_parallelism=job_plan.max_parallelism)
+        state = backends.open(own)
+        state.restore(restored.tasks[TaskId(vertex, slot)].sections[position])
+        entries = [(group, entry) for group in range(own.first, own.last) for entry, _ in state.keyed(NAME).scan(group)]
+        stored = [Timer(decode_timer(entry)[0], group, decode_timer(entry)[1]) for group, entry in entries]
+        timers = timers_over(state, NAME, own)
+        for _, group, key in stored:
+            assert timers.of(group, key) == sorted(each.at_ms for each in stored if each[1:] == (group, key))
+        assert [timers.pop_due(MAX_WATERMARK_MS) for _ in range(len(stored) + 1)] == [*sorted(stored), None]
+        seen.update(stored)
+    backends.close()
+    assert len({timer.key for timer in seen}) == KEYS
 
 
 def manifests(folder: Path) -> list[Manifest]:

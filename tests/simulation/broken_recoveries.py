@@ -20,7 +20,7 @@ from tidegate.protocol.checkpoints import Checkpoints
 from tidegate.protocol.commit import permit_logged
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.protocol.watermarks import KeyGroupFloors
-from tidegate.state.timers import Timers
+from tidegate.state.timers import HeapTimers
 from tidegate.storage.job_log import Committed, JobLog, next_checkpoint_id
 from tidegate.storage.manifests import Manifest
 from tidegate.worker import restoring
@@ -79,7 +79,7 @@ def numbers_elements_from_zero_after_a_restore(patch: Patch) -> None:
 
 @variant(found_at=9)
 def drops_timers(patch: Patch) -> None:
-    patch.setattr(Timers, "load", lambda self, key_groups: None)
+    patch.setattr(HeapTimers, "load", lambda self, key_groups: None)
 
 
 # -- in the restore at another parallelism

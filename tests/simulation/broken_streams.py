@@ -328,9 +328,9 @@ def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> Non
 def lets_a_savepoint_refer_to_shared_files(patch: Patch) -> None:
     original = SlotSnapshots._encode
 
-    def encode(self: SlotSnapshots, assembly: Any) -> Iterator[None]:
+    def encode(self: SlotSnapshots, checkpoint: CheckpointId, assembly: Any) -> Iterator[None]:
         savepoint, assembly.savepoint = assembly.savepoint, None
-        yield from original(self, assembly)
+        yield from original(self, checkpoint, assembly)
         assembly.savepoint = savepoint
 
     patch.setattr(SlotSnapshots, "_encode", encode)

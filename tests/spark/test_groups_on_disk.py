@@ -56,6 +56,28 @@ def test_groups_that_do_not_fit_come_out_as_a_batch_query_gives_them(spark: Spar
     assert Counter(newest.values()) == expected(totals(spark.read.schema(SCHEMA).parquet(folder)))
 
 
+def test_sessions_in_a_log_come_out_as_a_batch_query_gives_them(spark: SparkSession, folder: str) -> None:
+    def sessions(rows: DataFrame) -> DataFrame:
+        grouped = rows.groupBy(F.session_window("ts", "20 seconds").alias("w"), "k")
+        return grouped.agg(F.count("*").alias("n"), F.sum("v").alias("total")).select(
+            "w.start", "w.end", "k", "n", "total"
+        )
+
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(folder)
+    found = rows_of(sessions(stream.withWatermark("ts", "1 hour")), mode="complete")
+    assert in_ms(found) == in_ms(expected(sessions(spark.read.schema(SCHEMA).parquet(folder))))
+
+
+def in_ms(rows: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """The window's times as whole numbers, with a zone or without one."""
+    return Counter(
+        {
+            (round(start.timestamp() * 1000), round(end.timestamp() * 1000), *rest): count
+            for (start, end, *rest), count in rows.items()
+        }
+    )
+
+
 def test_keys_that_do_not_fit_pass_once(spark: SparkSession, folder: str) -> None:
     stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(folder)
     passed = rows_of(stream.dropDuplicates(["k"]).select("k"), mode="append")

@@ -126,6 +126,12 @@ def test_streams_are_joined_as_by_spark(spark: SparkSession, folder: Path, name:
         assert ran(JOINS[name](*streams(spark, folder)), parallelism) == expected
 
 
+@pytest.mark.parametrize("name", ["inner", "full outer, where nulls meet", "left semi"])
+def test_streams_are_joined_as_by_spark_with_a_log_of_their_rows(spark: SparkSession, folder: Path, name: str) -> None:
+    found = ran(JOINS[name](*streams(spark, folder)), 2, **{"state.backend": "rocksdb", "checkpoint.interval": "20ms"})
+    assert found == ran_by_spark(JOINS[name](*streams(spark, folder)))
+
+
 def test_a_join_without_a_watermark_gives_every_pair(spark: SparkSession, folder: Path) -> None:
     def joined(a: DataFrame, b: DataFrame) -> DataFrame:
         return a.join(b, F.expr("ak = bk and av = bv"))
@@ -145,8 +151,9 @@ def test_windows_over_a_join_wait_for_its_rows(spark: SparkSession, folder: Path
     assert ran(counted(*streams(spark, folder)), 3) == expected
 
 
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_a_join_is_restored_with_rows_in_flight_at_another_parallelism(
-    spark: SparkSession, folder: Path, tmp_path: Path
+    spark: SparkSession, folder: Path, tmp_path: Path, backend: str
 ) -> None:
     def add_files(*numbers: int) -> None:
         for name, number in itertools.product(("a", "b"), numbers):
@@ -164,6 +171,7 @@ def test_a_join_is_restored_with_rows_in_flight_at_another_parallelism(
         df = joined.repartition(3).mapInArrow(slow, joined.schema)
         start = tg.writeStream(df).format("parquet").option("path", tmp_path / "out").option("parallelism", slots)
         start.option("checkpointLocation", tmp_path / "chk").option("network.window", "4kb")
+        start.option("state.backend", backend)
         return start.option("checkpoint.unaligned", "true").option("checkpoint.interval", "50ms")
 
     add_files(0, 1)

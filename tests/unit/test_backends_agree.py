@@ -134,6 +134,7 @@ steps = st.lists(
         st.tuples(st.just("delete"), keys, st.just(b"")),
         st.tuples(st.just("get"), keys, st.just(b"")),
         st.tuples(st.just("from"), beginnings, st.just(b"")),
+        st.tuples(st.just("first"), keys, st.binary(min_size=1, max_size=4)),
         st.tuples(st.just("snapshot"), st.just(b""), st.just(b"")),
         st.tuples(st.just("settle"), st.just(b""), st.just(b"")),
     ),
@@ -164,6 +165,9 @@ def test_whatever_is_asked_while_snapshots_are_made_is_answered_from_what_was_wr
                     found = sorted(each for each in expected if each.startswith(key))
                     assert state.keys_from(3, key) == found
                     assert state.last_key_from(3, key) == (found[-1] if found else None)
+                case "first":
+                    not_below = sorted(each for each in expected if each >= key)
+                    assert state.first_keys(3, key, len(value)) == not_below[: len(value)]
                 case "snapshot":
                     backend.snapshot()
                 case _:

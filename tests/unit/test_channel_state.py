@@ -40,6 +40,7 @@ from tidegate.worker.channel_state import (
 from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.output import HeldCapture, Sealed
 from tidegate.worker.snapshotting import SlotSnapshots
+from tidegate.worker.stored_ahead import StoredAhead
 from tidegate.worker.stored_task import StoredTask
 from tidegate.worker.task_reports import TaskSnapshot
 
@@ -188,6 +189,10 @@ class Slot:
     def __init__(self, store: Store, *, inline_below_bytes: int = 0) -> None:
         self.said: list[Acknowledge] = []
         self._background = SimBackground()
+        self.clock = ManualClock()
+        self.ahead = StoredAhead(
+            slot=SlotIndex(0), generation=GENERATION, store=store, background=self._background, clock=self.clock
+        )
         self.snapshots = SlotSnapshots(
             slot=SlotIndex(0),
             generation=GENERATION,
@@ -195,9 +200,10 @@ class Slot:
             store=store,
             open_location=lambda location: LocalFiles(Path(location)),
             background=self._background,
-            clock=ManualClock(),
+            clock=self.clock,
             inline_below_bytes=inline_below_bytes,
             send=self._hear,
+            ahead=self.ahead,
         )
 
     def _hear(self, message: Acknowledge | Decline | SnapshotsTaken) -> None:
@@ -214,9 +220,13 @@ class Slot:
     ) -> Acknowledge:
         self.begin(checkpoint, *received, held=held, savepoint=savepoint, sections=sections)
         self.snapshots.encode_some(float("inf"))
+        self.work()
+        return self.said[-1]
+
+    def work(self) -> None:
+        """All that waits for a thread."""
         while self._background.work_once() or self._background.note_once():
             pass
-        return self.said[-1]
 
     def begin(
         self,

@@ -75,6 +75,7 @@ class Processor:
             self.seen.append_value((v * 1_000_000,))
             self.by.update_value((v % 10,), ([365, [["x", v], ["y", None]]],))
             self.handle.register_timer(1_000 * v)
+            assert 1_000 * v in self.handle.timers()
         return ()
 
     def handle_timer(self, key: tuple[Any, ...], at_ms: int, times: Times) -> Iterable[Any]:
@@ -89,12 +90,13 @@ class Code:
         return Processor()
 
 
-@pytest.fixture(params=["heap", "rocksdb"])
+@pytest.fixture(params=["heap", "incremental heap", "rocksdb"])
 def backends(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StateBackends]:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    opened = open_backends(request.param)
+    whole_up_to_bytes = 0 if request.param == "incremental heap" else None
+    opened = open_backends(request.param.removeprefix("incremental "), whole_up_to_bytes=whole_up_to_bytes)
     yield opened
     opened.close()
 
@@ -126,7 +128,10 @@ def stored_states(folder: Path, backends: StateBackends | None = None, *, parall
     for subtask in range(parallelism):
         own = range_of(subtask, parallelism=parallelism, max_parallelism=128)
         operator = opened(stateful(), own, backends)
-        process(operator, rows.filter(pa.array([int(owner) in own for owner in owners])))
+        own_rows = rows.filter(pa.array([int(owner) in own for owner in owners]))
+        process(operator, own_rows.slice(0, 1))
+        operator.snapshot()  # so that the rest is what changed since
+        process(operator, own_rows.slice(1))
         sections[subtask] = operator.snapshot()
     job = StoredJob(plan_of(stateful(), schema=INPUT, parallelism=parallelism), sections)
     job.write(LocalFiles(_made(folder)))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.tiny_steps import opened_backends, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
-from tidegate.operators import aggregate, compaction, logged_rows
+from tidegate.operators import aggregate, compaction, log_book
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.expressions import Column
@@ -325,7 +325,7 @@ def test_the_log_stays_in_proportion_to_the_groups(
     backends: RocksBackends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 100)
+    monkeypatch.setattr(log_book, "_FEW_ROWS", 100)
     subtask = on_disk(backends)
     subtask.process(numbered(subtask.spec, range(5_000)))
     for start in range(200):

@@ -12,6 +12,7 @@ from tidegate.protocol.kinds import CheckpointStorage, Guarantee
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.retention import KeepFor, KeepNumber
 from tidegate.worker.local_copies import LocalRecovery
+from tidegate.worker.settings import HeapSnapshots
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT, open_backends
 
 
@@ -109,6 +110,20 @@ def test_state_in_rocksdb_without_its_package_is_refused_on_the_driver_and_on_an
 def test_slots_keep_copies_where_that_helps_unless_told_otherwise() -> None:
     assert read().local_recovery is LocalRecovery.WHERE_IT_HELPS
     assert read(state_localRecovery="false").local_recovery is LocalRecovery.OFF
+
+
+def test_state_in_memory_is_stored_by_what_changed_unless_that_is_turned_off() -> None:
+    assert read().heap_snapshots is HeapSnapshots.INCREMENTAL
+    assert read(state_incremental="false").heap_snapshots is HeapSnapshots.WHOLE
+
+
+def test_changes_of_state_are_stored_all_along_if_asked_for_and_not_without_files() -> None:
+    assert read().changelog_image_interval_ms is None
+    assert read(state_changelog_materializeInterval="1m").changelog_image_interval_ms is None
+    assert read(state_changelog="true").changelog_image_interval_ms == 600_000
+    assert read(state_changelog="true", state_changelog_materializeInterval="1m").changelog_image_interval_ms == 60_000
+    with pytest.raises(OptionError, match="leave one of both out"):
+        read(state_changelog="true", checkpoint_storage="driver")
 
 
 def test_checkpoints_are_in_files_unless_told_otherwise() -> None:

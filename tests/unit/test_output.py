@@ -20,7 +20,7 @@ from tidegate.plan.physical import (
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
-from tidegate.protocol.windows import MostAhead
+from tidegate.protocol.windows import LEAST_ROOM, MostAhead
 from tidegate.worker.output import (
     GATHER_BYTES,
     GATHER_MS,
@@ -307,6 +307,22 @@ def test_a_sender_that_may_be_so_far_ahead_has_no_room_when_the_receiver_has_as_
     assert output.has_room(), "40 bytes take the receiver 100 ms: eight elements are in flight, and a slice has room"
     sealed_rows(output, 4)
     assert not output.has_room()
+
+
+def test_how_far_a_sender_may_be_ahead_follows_the_receiver_over_an_interval_and_not_each_of_its_swings() -> None:
+    output = make(Recorder(), ahead=MostAhead(10_000.0, unknown_bytes=1 << 20))
+    sealed_rows(output, *range(1200))
+    send_all(output)
+    # Elements of 40 bytes: one in 100 ms, which is 4,000 bytes in an interval; then two.
+    slow = [(consumed, 100.0 * consumed) for consumed in range(1, 101)]
+    fast = [(100 + 2 * tenth, 10_000.0 + 100.0 * tenth) for tenth in range(1, 501)]
+    limits_bytes = []
+    for consumed, now_ms in [*slow, *fast]:
+        output.on_granted(Sequence(consumed), 1 << 20, now_ms)
+        limits_bytes.append(output.room_bytes() / LEAST_ROOM)
+    assert limits_bytes[99] == pytest.approx(4000, rel=0.01)
+    assert limits_bytes[109] == pytest.approx(4000, rel=0.15), "a second later"
+    assert limits_bytes[499] == pytest.approx(8000, rel=0.1), "four intervals later"
 
 
 def test_what_is_gathered_takes_room_too_and_the_last_slice_must_fit() -> None:

@@ -230,6 +230,25 @@ def test_keys_that_begin_alike_are_found_in_order_and_no_others(backends: Backen
     assert state.keys_from(5, b"") == []
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_the_first_keys_are_in_order_whether_they_are_held_or_not(backends: Backends, is_held: bool) -> None:
+    state = backends.new().keyed("s")
+    assert state.first_keys(3, b"", 9) == []
+    for key_group, key in [(2, b"c"), (3, b"a"), (3, b"b"), (3, b"c"), (3, b"d"), (4, b"c")]:
+        state.put(key_group, key, b"v")
+    if is_held:
+        as_if_in_the_making(state._backend)
+    for key_group, key in [(2, b"cc"), (3, b"cc"), (3, b"bb"), (4, b"cc")]:
+        state.put(key_group, key, b"v")
+    state.put(3, b"c", b"again")
+    state.delete(3, b"b")
+    assert state.first_keys(3, b"", 9) == [b"a", b"bb", b"c", b"cc", b"d"]
+    assert state.first_keys(3, b"b", 2) == [b"bb", b"c"]
+    assert state.first_keys(3, b"c\x00", 1) == [b"cc"]
+    assert state.first_keys(3, b"e", 1) == []
+    assert (state._backend._making is not None) is is_held, "it did not wait"
+
+
 # -- while the files of a snapshot are being made
 
 
@@ -306,6 +325,8 @@ def test_state_that_cannot_be_read_is_an_error_of_storage_and_never_looks_shorte
         state.get(3, b"key-3")
     with pytest.raises(DidNotHappen, match="'count' in RocksDB could not be read"):
         state.keys_from(3, b"key")
+    with pytest.raises(DidNotHappen, match="'count' in RocksDB could not be read"):
+        state.first_keys(3, b"", 1_000)
 
 
 # -- in a store

@@ -21,7 +21,7 @@ from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import rewritten_savepoint
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
 from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, range_of
-from tidegate.operators import aggregate, compaction, deduplicate, logged_rows, rows_from_disk, rows_on_disk
+from tidegate.operators import aggregate, compaction, deduplicate, log_book, rows_from_disk, rows_on_disk
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.key_groups import hash_rows, key_group_of
@@ -58,9 +58,9 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         (rows_on_disk, "_LEAST_WRITTEN", 3),
         (rows_on_disk, "_LOOKED_UP", 5),
         (rows_from_disk, "_PART_ROWS", 3),
-        (logged_rows, "FILE_ROWS", 8),
-        (logged_rows, "SMALL_FILE_ROWS", 3),
-        (logged_rows, "_FEW_ROWS", 4),
+        (log_book, "FILE_ROWS", 8),
+        (log_book, "SMALL_FILE_ROWS", 3),
+        (log_book, "_FEW_ROWS", 4),
         (compaction, "MOST_COPIED_KEYS", 5),
         (aggregate, "_FEW_GROUPS", 2),
         (deduplicate, "_FEW_KEYS", 2),

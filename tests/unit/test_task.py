@@ -216,6 +216,24 @@ def gate_of(*channels: ChannelId, watermarks: RecoveredWatermarks | None = None)
     return Gate([(channel, NEW) for channel in channels], window_bytes=1, watermarks=watermarks)
 
 
+def test_a_task_whose_changes_are_not_stored_takes_no_input_and_lets_barriers_pass() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]))
+    has_room = [False]
+    made.task.state_has_room = lambda: has_room[0]
+    made.arrive(CHANNELS[0], 0, Batch(rows(1, 2)))
+    made.run()
+    made.clock.advance(100.0)
+    assert made.run() == []
+    made.barrier(CHANNELS[0], ONE, before=1)
+    assert [snapshot.checkpoint for snapshot in made.taken] == [ONE]
+    assert made.task.backpressured_ms() == 100.0
+    made.sent()
+    has_room[0] = True
+    made.run()
+    made.clock.advance(GATHER_MS)
+    assert [1, 2] in made.run()
+
+
 # -- what it remembers of barriers
 
 

@@ -3,11 +3,13 @@
 import datetime as dt
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.unit import processor_harness
 from tests.unit.processor_harness import Harness, Processor
 from tidegate.model.errors import IncompatibleCheckpoint, UserCodeFailure
 from tidegate.model.ids import KeyGroupRange
@@ -17,8 +19,19 @@ from tidegate.plan.nodes import TimeMode
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS, KeyGroupFloors
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
+from tidegate.worker.state_backends import open_backends
 
 TIMED_INPUT = pa.schema([("user", pa.string()), ("at_ms", pa.int64())])
+
+
+@pytest.fixture(autouse=True, params=["heap", "rocksdb"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test with each: processors must not know the difference."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    backends = open_backends(request.param)
+    monkeypatch.setattr(processor_harness, "HeapBackend", backends.open)
+    yield
+    backends.close()
 
 
 class Alarm:

@@ -31,7 +31,7 @@ from tidegate.plan.nodes import DeclaredState, StateShape, TimeMode
 from tidegate.plan.physical import DeduplicateSpec, JobPlan, TransformWithStateSpec
 from tidegate.storage.store import LocalFiles
 from tidegate.testing.manual_clock import ManualClock
-from tidegate.worker.restoring import restore_slot
+from tidegate.worker.restoring import plain_name, restore_slot
 from tidegate.worker.state_backends import StateBackends, open_backends
 
 DETAILS = {"at": dt.date(1971, 1, 1), "tags": [("x", 7), ("y", None)]}
@@ -39,12 +39,13 @@ SECOND = dt.timedelta(seconds=1)
 START = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-@pytest.fixture(params=["heap", "rocksdb"])
+@pytest.fixture(params=["heap", "incremental heap", "rocksdb"])
 def backends(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StateBackends]:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    made = open_backends(request.param)
+    whole_up_to_bytes = 0 if request.param == "incremental heap" else None
+    made = open_backends(request.param.removeprefix("incremental "), whole_up_to_bytes=whole_up_to_bytes)
     yield made
     made.close()
 
@@ -205,6 +206,17 @@ def test_rows_of_one_state_are_replaced_and_all_others_stay(tmp_path: Path, back
     assert [found[key][0] for key in "abf"] == [None, (70, None), None]
     assert found["a"][1:] == ([(11_000_000,)], {(1,): ([365, [["x", 11], ["y", None]]],)}, [11_000])
     assert len(rows_of(path=path, table="state", state="count")) == 2
+
+
+def test_what_is_derived_from_timers_is_left_behind(tmp_path: Path, backends: StateBackends) -> None:
+    """A heap would keep it as it is while timers come and go, and RocksDB believe it later."""
+    old = find_checkpoint(stored_states(tmp_path / "old", backends))
+    target = rewritten_savepoint(
+        str(tmp_path / "new"), old, operator=None, state="count", max_parallelism=None, now_ms=5
+    )
+    files = find_checkpoint(write(target, ("b", 70, None))).open_files()
+    names = {plain_name(section.key) for slot in range(2) for section in files.all_sections(SlotIndex(slot))}
+    assert {name for name in names if "timers" in name} == {"keyed/timers/processing"}
 
 
 @pytest.mark.parametrize("max_parallelism", [16, 1024])

@@ -6,19 +6,19 @@ from contextlib import contextmanager
 import pytest
 
 from tests.in_memory import folder_in_memory
-from tidegate.operators import compaction, logged_rows, rows_on_disk
+from tidegate.operators import compaction, log_book, logged_rows, rows_on_disk
 from tidegate.worker.state_backends import RocksBackends
 
 
 def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
     monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
-    monkeypatch.setattr(logged_rows, "PART_ROWS", 4)
-    monkeypatch.setattr(logged_rows, "FILE_ROWS", 8)
-    monkeypatch.setattr(logged_rows, "SMALL_FILE_ROWS", 3)
-    monkeypatch.setattr(logged_rows, "_FEW_ROWS", 4)
+    monkeypatch.setattr(log_book, "PART_ROWS", 4)
+    monkeypatch.setattr(log_book, "FILE_ROWS", 8)
+    monkeypatch.setattr(log_book, "SMALL_FILE_ROWS", 3)
+    monkeypatch.setattr(log_book, "_FEW_ROWS", 4)
     monkeypatch.setattr(logged_rows, "_MOST_GONE", 6)
-    monkeypatch.setattr(logged_rows, "_MOST_UNWRITTEN_ROWS", 20)
+    monkeypatch.setattr(log_book, "_MOST_UNWRITTEN_ROWS", 20)
     monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
     monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
 

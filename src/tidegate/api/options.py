@@ -19,6 +19,7 @@ from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from tidegate.protocol.retention import KeepFor, KeepNumber, OnCancel, RestoreMode
 from tidegate.worker.local_copies import LocalRecovery
+from tidegate.worker.settings import HeapSnapshots
 from tidegate.worker.state_backends import NEEDS_ROCKSDICT
 
 SESSION_PREFIX = "spark.tidegate."
@@ -294,6 +295,27 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "state.backend.type",
         ),
         OptionSpec(
+            "state.incremental",
+            "true",
+            _choice("true", "false"),
+            "with state.backend heap: whether checkpoints store what changed, instead of all",
+            "execution.checkpointing.incremental",
+        ),
+        OptionSpec(
+            "state.changelog",
+            "false",
+            _choice("true", "false"),
+            "whether changes of keyed state are stored all along, ahead of the checkpoints",
+            "state.changelog.enabled",
+        ),
+        OptionSpec(
+            "state.changelog.materializeInterval",
+            "10m",
+            _duration,
+            "with state.changelog: how often all of the state is stored, in the background",
+            "state.changelog.periodic-materialize.interval",
+        ),
+        OptionSpec(
             "state.rocksdb.memory",
             "128MiB",
             _size,
@@ -418,6 +440,8 @@ class QueryOptions:
     local_recovery: LocalRecovery
     checkpoint_storage: CheckpointStorage
     state_rows_memory_bytes: int
+    heap_snapshots: HeapSnapshots
+    changelog_image_interval_ms: float | None
     restore_from: str | None
     rollback: SinkRollback
     not_restored: NotRestored
@@ -490,6 +514,10 @@ def read_options(own: Mapping[str, str], session: Mapping[str, str]) -> QueryOpt
         local_recovery=LocalRecovery.WHERE_IT_HELPS if read("state.localRecovery") == "true" else LocalRecovery.OFF,
         checkpoint_storage=CheckpointStorage(read("checkpoint.storage")),
         state_rows_memory_bytes=_positive("state.rocksdb.rowMemory", read),
+        heap_snapshots=HeapSnapshots.INCREMENTAL if read("state.incremental") == "true" else HeapSnapshots.WHOLE,
+        changelog_image_interval_ms=_image_interval_ms(
+            read("state.changelog"), _positive("state.changelog.materializeInterval", read), read("checkpoint.storage")
+        ),
         restore_from=read("restore.from"),
         rollback=_rollback(read("restore.allowDuplicates")),
         not_restored=_not_restored(read("restore.allowNonRestored")),
@@ -532,6 +560,17 @@ def _switch_after_ms(guarantee: Guarantee, unaligned: str, aligned_timeout_ms: f
 
 def _debloat_target_ms(debloat: str, target_ms: float) -> float | None:
     return target_ms if debloat == "true" else None
+
+
+def _image_interval_ms(changelog: str, interval_ms: float, storage: str) -> float | None:
+    if changelog == "false":
+        return None
+    if CheckpointStorage(storage) is CheckpointStorage.DRIVER:
+        raise OptionError(
+            "Option 'state.changelog' stores files ahead of checkpoints, which 'checkpoint.storage' driver has not: "
+            "leave one of both out."
+        )
+    return interval_ms
 
 
 def _rollback(allow_duplicates: str) -> SinkRollback:

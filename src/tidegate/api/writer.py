@@ -359,6 +359,8 @@ class DataStreamWriter:
                 local_recovery=options.local_recovery,
                 checkpoint_storage=options.checkpoint_storage,
                 state_rows_memory_bytes=options.state_rows_memory_bytes,
+                heap_snapshots=options.heap_snapshots,
+                changelog_image_interval_ms=options.changelog_image_interval_ms,
                 guarantee=options.guarantee,
                 active_backpressure=options.active_backpressure,
                 checkpoint_interval_ms=options.checkpoints.interval_ms,

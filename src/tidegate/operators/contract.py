@@ -13,6 +13,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.ids import KeyGroupRange, TaskId
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection, Section, StateBackend
+from tidegate.state.row_log import RowLog
 from tidegate.state.row_store import RowStore
 
 Emit: TypeAlias = Callable[[pa.RecordBatch], None]
@@ -209,7 +210,7 @@ def _no_calls(style: CallStyle, most_calls: int, name: str) -> WaitingCalls:
     raise AssertionError(f"{name} was built into a task that cannot wait for calls")
 
 
-def _in_memory() -> RowStore | None:
+def _in_memory() -> None:
     return None
 
 
@@ -218,6 +219,7 @@ class TaskContext:
     """`floors`: how far event time had come for key groups that were restored from other subtasks.
 
     `open_rows`: where an operator keeps rows, empty; None if it keeps them in memory and snapshots them whole.
+    `open_log`: for one that keeps its rows in memory, and snapshots what changed; None as for `open_rows`.
     """
 
     task: TaskId
@@ -231,6 +233,7 @@ class TaskContext:
     late_rows: LateRows = field(default_factory=LateRows)
     open_calls: OpenCalls = _no_calls
     open_rows: Callable[[], RowStore | None] = _in_memory
+    open_log: Callable[[], RowLog | None] = _in_memory
 
 
 class Operator(Protocol):

@@ -4,7 +4,14 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from tidegate.operators import aggregate, deduplicate, stored_groups, stream_join
+from tidegate.operators import (
+    aggregate,
+    deduplicate,
+    logged_sessions,
+    session_aggregate,
+    stored_groups,
+    stream_join,
+)
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import operator_name
@@ -33,6 +40,7 @@ from tidegate.plan.physical import (
 )
 from tidegate.storage.stored_plan import (
     FormOnDisk,
+    NumberedForm,
     StoredCall,
     StoredEdge,
     StoredGroups,
@@ -78,8 +86,8 @@ def _operator(spec: OperatorSpec, vertex: int, position: int) -> StoredOperator 
         case StreamJoinSpec():
             keys = _first(spec.left.schema, spec.left.key_count)
             states = [
-                _side("left", stream_join.LEFT_SECTION, spec.left),
-                _side("right", stream_join.RIGHT_SECTION, spec.right),
+                _side("left", stream_join.LEFT_SECTION, spec.left, _in_log(spec, stream_join.LEFT_NUMBER)),
+                _side("right", stream_join.RIGHT_SECTION, spec.right, _in_log(spec, stream_join.RIGHT_NUMBER)),
             ]
         case TransformWithStateSpec():
             keys, states = _first(spec.input_schema, spec.key_count), _declared(spec.states)
@@ -133,8 +141,14 @@ def _declared(states: tuple[DeclaredState, ...]) -> list[StoredState]:
     ]
 
 
-def _side(name: str, section: str, side: JoinInputSpec) -> StoredState:
-    return StoredRows(name, section, encode_schema(side.schema.append(pa.field("has_partner", pa.bool_()))))
+def _side(name: str, section: str, side: JoinInputSpec, in_log: NumberedForm) -> StoredState:
+    columns = encode_schema(side.schema.append(pa.field("has_partner", pa.bool_())))
+    return StoredRows(name, section, columns, in_log=in_log)
+
+
+def _in_log(spec: StreamJoinSpec, number_column: str) -> NumberedForm:
+    both = [encode_schema(schema) for schema in stream_join.logged_schemas(spec)]
+    return NumberedForm(both, number_column, spec.left.key_count)
 
 
 def _groups(spec: AggregateSpec) -> StoredState:
@@ -147,15 +161,28 @@ def _groups(spec: AggregateSpec) -> StoredState:
         calls=plain,
         seen=encode_schema(pa.schema(seen)),
         on_disk=_groups_on_disk(spec),
+        in_log=_sessions_in_log(spec),
     )
 
 
 def _groups_on_disk(spec: AggregateSpec) -> FormOnDisk | None:
-    """None for sessions, which stay in memory and are stored whole."""
-    if spec.event_time is not None and spec.event_time.key is EventTimeKey.SESSION:
+    """None for sessions, which stay in memory."""
+    if _is_of_sessions(spec):
         return None
     stored = encode_schema(aggregate.stored_schema(spec))
     return FormOnDisk(stored, spec.key_count, aggregate.end_key_of(spec))
+
+
+def _sessions_in_log(spec: AggregateSpec) -> NumberedForm | None:
+    if not _is_of_sessions(spec):
+        return None
+    stored = logged_sessions.logged_schema(session_aggregate.stored_schema(spec))
+    # The window is no part of the key that rows are sent by.
+    return NumberedForm([encode_schema(stored)], logged_sessions.NUMBER, spec.key_count - 1)
+
+
+def _is_of_sessions(spec: AggregateSpec) -> bool:
+    return spec.event_time is not None and spec.event_time.key is EventTimeKey.SESSION
 
 
 def _group_keys(spec: AggregateSpec) -> pa.Schema:

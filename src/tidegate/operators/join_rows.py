@@ -2,10 +2,11 @@
 
 Rows lie in runs sorted by hash. A slice makes a run; runs of like size are merged up to a length that is still quickly
 merged, so that there are few of them and a row is moved a few times only. Rows never change: what does, whether a row
-has had a partner and whether it is still there, is a flag beside it. Must never touch single rows in Python.
+has had a partner and whether it is still there, is a flag beside it. Where a log holds the rows, it is told of both.
+Must never touch single rows in Python.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,6 +25,7 @@ from tidegate.operators.columnar import (
     leaves_of,
     slots_array,
 )
+from tidegate.operators.row_numbers import Changes, Numbers, RowNumbers
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, is_variable_width, validity_of
 
 # Bounds what is joined at once: a slice may find any number of partners.
@@ -37,13 +39,14 @@ _NEVER_US: Final = int(np.iinfo(np.int64).max)
 
 @dataclass(slots=True)
 class Run:
-    """Rows by ascending hash. `ends_us`: when a row can find no partner any more."""
+    """Rows by ascending hash. `ends_us`: when a row can find no partner any more. `numbers`: None without a log."""
 
     rows: pa.RecordBatch
     hashes: Hashes
     ends_us: npt.NDArray[np.int64]
     has_partner: Flags
     is_live: Flags
+    numbers: RowNumbers | None = None
     first_end_us: int = field(init=False)
     live_count: int = field(init=False)
 
@@ -55,13 +58,22 @@ class Run:
         """Rows that are there, each named once."""
         self.is_live[places] = False
         self.live_count -= len(places)
+        if self.numbers is not None:
+            self.numbers.changes.note_gone(self.numbers.of_row[places])
+
+    def meet(self, places: Slots) -> None:
+        """These have had a partner; some may be named twice."""
+        if self.numbers is not None:
+            self.numbers.changes.note_met(self.numbers.of_row[places[~self.has_partner[places]]])
+        self.has_partner[places] = True
 
     def find_first_end(self) -> None:
         left = self.ends_us[self.is_live]
         self.first_end_us = int(left.min()) if len(left) else _NEVER_US
 
     def size_bytes(self) -> int:
-        return int(self.rows.nbytes) + self.hashes.nbytes + self.ends_us.nbytes + 2 * len(self.is_live)
+        numbers_bytes = 0 if self.numbers is None else self.numbers.of_row.nbytes
+        return int(self.rows.nbytes) + self.hashes.nbytes + self.ends_us.nbytes + 2 * len(self.is_live) + numbers_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +117,28 @@ class Candidates:
 
 
 class RowStore:
-    def __init__(self) -> None:
-        self.runs: list[Run] = []
+    """`changes`: for rows that a log holds."""
 
-    def add(self, rows: pa.RecordBatch, hashes: Hashes, ends_us: npt.NDArray[np.int64], has_partner: Flags) -> None:
-        """`hashes` ascend."""
-        if rows.num_rows:
-            self.runs.append(Run(rows, hashes, ends_us, has_partner, np.ones(len(hashes), dtype=np.bool_)))
-            self._merge_like_sizes()
+    def __init__(self, changes: Changes | None = None) -> None:
+        self.runs: list[Run] = []
+        self._changes = changes
+
+    def add(
+        self,
+        rows: pa.RecordBatch,
+        hashes: Hashes,
+        ends_us: npt.NDArray[np.int64],
+        has_partner: Flags,
+        of_row: Numbers | None = None,
+    ) -> None:
+        """`hashes` ascend. `of_row`: the numbers of rows that are in the log already."""
+        if rows.num_rows == 0:
+            return
+        numbers = None
+        if self._changes is not None:
+            numbers = RowNumbers(np.zeros(len(hashes), dtype=np.int64) if of_row is None else of_row, self._changes)
+        self.runs.append(Run(rows, hashes, ends_us, has_partner, np.ones(len(hashes), dtype=np.bool_), numbers))
+        self._merge_like_sizes()
 
     def candidates(self, hashes: Hashes) -> Iterator[Pairs]:
         """Rows that are there with the hashes asked for, a bounded number at a time; quickest if those ascend."""
@@ -225,6 +251,7 @@ def _merged(first: Run, second: Run) -> Run:
         ends_us=np.concatenate([first.ends_us, second.ends_us])[order],
         has_partner=np.concatenate([first.has_partner, second.has_partner])[order],
         is_live=np.ones(len(order), dtype=np.bool_),
+        numbers=_numbers_of([first, second], order),
     )
 
 
@@ -236,7 +263,16 @@ def _kept(run: Run) -> Run:
         ends_us=run.ends_us[live],
         has_partner=run.has_partner[live],
         is_live=np.ones(len(live), dtype=np.bool_),
+        numbers=_numbers_of([run], live),
     )
+
+
+def _numbers_of(runs: Sequence[Run], order: Slots) -> RowNumbers | None:
+    """Those of the rows of all these runs, in that order."""
+    numbers = [run.numbers for run in runs if run.numbers is not None]
+    if not numbers:
+        return None
+    return RowNumbers(np.concatenate([each.of_row for each in numbers])[order], numbers[0].changes)
 
 
 def _plain(column: pa.Array) -> pa.Array:

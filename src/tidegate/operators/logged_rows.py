@@ -5,7 +5,6 @@ files are given up, and what is still needed of them is written again. A key tha
 older row of it counts. Must never give up a file that has the newest row of a live slot.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,27 +13,18 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from tidegate.operators import log_book
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, slots_array
 from tidegate.operators.contract import TaskContext
+from tidegate.operators.log_book import FileUse
 from tidegate.operators.log_format import LogFormat
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes, hash_rows
 from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
 from tidegate.state.row_log import LogFile, Part, RowLog
 
-# A part is encoded between two steps of the stream: a few ms.
-PART_ROWS: Final = 1 << 15
-# Giving up a file writes at most so many rows again.
-FILE_ROWS: Final = 1 << 18
-# Files with fewer rows are written anew with the next ones, for there would be too many; so are those that are small
-# beside all rows that there are.
-SMALL_FILE_ROWS: Final = 1 << 12
-_FILES_OF_ALL_ROWS: Final = 128
-# Fewer rows that nobody needs are not worth a file less.
-_FEW_ROWS: Final = 1 << 14
-# Keys that are gone are in memory until they are written, as are rows while no checkpoint lets them be written.
+# Keys that are gone are in memory until they are written.
 _MOST_GONE: Final = 1 << 17
-_MOST_UNWRITTEN_ROWS: Final = 1 << 21
 
 # The first bit of a byte can be read as a truth value of numpy.
 _CHANGED, _USED, _HERE = np.uint8(1), np.uint8(2), np.uint8(4)
@@ -123,7 +113,7 @@ class LoggedRows:
         self._take_out(logged)
         self._gone.append((self._gone_keys(logged), self._rows.index.hashes[logged]))
         if sum(keys.num_rows for keys, _ in self._gone) >= _MOST_GONE:
-            self._write_all(self._append(np.zeros(0, dtype=np.int64)))
+            log_book.write_all(self._append(np.zeros(0, dtype=np.int64)))
 
     def mark_here(self, slots: Slots) -> None:
         """These are there as they were last kept by somebody else."""
@@ -161,24 +151,13 @@ class LoggedRows:
     # -- snapshots
 
     def snapshot(self) -> list[Section]:
-        self._write_backlog()
+        log_book.write_backlog(self._log.files)
         changed = np.flatnonzero((self._flags.used & _CHANGED).view(np.bool_))
         if len(changed) or self._gone:
             self._take_out(changed)
             self._append(self._with_given_up(changed))
             self._flags.used[changed] &= ~_CHANGED
         return [self._log.section()] if self._log.files else []
-
-    def _write_backlog(self) -> None:
-        """Checkpoints that are aborted leave their rows in memory: so many, and no more."""
-        unwritten = [file for file in self._log.files if not file.is_written()]
-        if sum(file.row_count for file in unwritten) > _MOST_UNWRITTEN_ROWS:
-            self._write_all(unwritten)
-
-    @staticmethod
-    def _write_all(files: Sequence[LogFile]) -> None:
-        for file in files:
-            deque(file.steps(), maxlen=0)
 
     def _take_out(self, slots: Slots) -> None:
         """Their rows in the log are not needed any more."""
@@ -214,40 +193,21 @@ class LoggedRows:
 
     def _kept_files(self, changed_rows: int) -> tuple[int, int]:
         """From the first of them to before the last."""
-        files = self._log.files
-        live_rows = sum(self._live_in.values()) + changed_rows
-        stored_rows = sum(file.row_count for file in files) + changed_rows
-        first, moved_rows = 0, 0
-        while (
-            first < len(files) and stored_rows > 2 * live_rows + _FEW_ROWS and moved_rows < max(changed_rows, FILE_ROWS)
-        ):
-            live = self._live_in[files[first].number]
-            stored_rows -= files[first].row_count - live
-            moved_rows += live
-            first += 1
-        last, rows = len(files), changed_rows + moved_rows
-        small_rows = max(SMALL_FILE_ROWS, live_rows // _FILES_OF_ALL_ROWS)
-        # Each is small beside those behind it, so that a row is written again a few times only.
-        while (
-            last > first
-            and files[last - 1].row_count < min(small_rows, 2 * max(rows, 1) + 1)
-            and files[last - 1].number in self._gone_in
-        ):
-            last -= 1
-            rows += self._live_in[files[last].number]
-        return first, last
+        numbered = [(file.number, file.row_count) for file in self._log.files]
+        uses = [FileUse(rows, self._live_in[number], number in self._gone_in) for number, rows in numbered]
+        return log_book.kept_files(uses, changed_rows)
 
     def _append(self, slots: Slots) -> list[LogFile]:
         """New files, with the rows of these slots and the keys that are gone; they are still to be written."""
         gone, self._gone = self._gone if self._log.files else [], []
         frozen, hashes = self._rows.frozen(slots), self._rows.index.hashes
         files = []
-        for start in range(0, max(len(slots), 1 if gone else 0), FILE_ROWS):
-            stop = min(start + FILE_ROWS, len(slots))
+        for start in range(0, max(len(slots), 1 if gone else 0), log_book.FILE_ROWS):
+            stop = min(start + log_book.FILE_ROWS, len(slots))
             # In the first of them, so that a row of such a key in any of them counts.
             parts: list[Part] = [partial(self._encoded_gone, keys, hashed) for keys, hashed in gone]
-            for at in range(start, stop, PART_ROWS):
-                part = slice(at, min(at + PART_ROWS, stop))
+            for at in range(start, stop, log_book.PART_ROWS):
+                part = slice(at, min(at + log_book.PART_ROWS, stop))
                 parts.append(partial(self._encoded, frozen, hashes, slots[part], part))
             file = self._log.append(parts, stop - start + sum(keys.num_rows for keys, _ in gone))
             self._numbers.used[slots[start:stop]] = file.number
@@ -267,7 +227,7 @@ class LoggedRows:
 
     def _remember_gone(self, file: LogFile, gone: list[tuple[pa.RecordBatch, Hashes]]) -> None:
         """Which they are, so that it can be written anew with later ones; if they are few."""
-        if sum(keys.num_rows for keys, _ in gone) <= SMALL_FILE_ROWS:
+        if sum(keys.num_rows for keys, _ in gone) <= log_book.SMALL_FILE_ROWS:
             self._gone_in[file.number] = gone
 
     def _gone_keys(self, slots: Slots) -> pa.RecordBatch:

@@ -13,13 +13,16 @@ from tidegate.operators.state_handles import CurrentKey, ListState, MapState, Va
 from tidegate.plan.nodes import TimeMode
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.contract import KeyedState, StateBackend
+from tidegate.state.ordered_timers import by_key_name
 from tidegate.state.subkeys import SubkeyedState, open_subkeys
-from tidegate.state.timers import Timers
+from tidegate.state.timers import Timers, timers_over
 from tidegate.state.ttl import TTL_SUFFIX, TtlState, ttl_name
 
 _TIMERS_PREFIX = "timers/"
 _KEPT_SUFFIXES = (TTL_SUFFIX, "?list", "?map")
 TIMER_STATES = {TimeMode.EVENT_TIME: "timers/event", TimeMode.PROCESSING_TIME: "timers/processing"}
+# The same timers once more, made anew where they are missing: what takes state elsewhere leaves them behind.
+DERIVED_STATES = frozenset(map(by_key_name, TIMER_STATES.values()))
 # Far beyond any lifetime, and added to any wall clock it still fits the 8 bytes of an expiry.
 _LONGEST_TTL_MS = 1 << 62
 
@@ -141,16 +144,16 @@ def open_timers(backend: StateBackend, context: TaskContext, time_mode: TimeMode
         case TimeMode.NONE:
             return None
         case TimeMode.EVENT_TIME:
-            timers = Timers(
-                backend.keyed(TIMER_STATES[time_mode]),
+            return timers_over(
+                backend,
+                TIMER_STATES[time_mode],
+                context.key_groups,
                 floor_ms_of=lambda key_group: context.floors.of(key_group, MIN_WATERMARK_MS),
             )
         case TimeMode.PROCESSING_TIME:
-            timers = Timers(backend.keyed(TIMER_STATES[time_mode]))
+            return timers_over(backend, TIMER_STATES[time_mode], context.key_groups)
         case _:
             assert_never(time_mode)
-    timers.load(context.key_groups)
-    return timers
 
 
 def stored_name(name: str, ttl_ms: int | None, kind: StateKind = StateKind.VALUE) -> str:

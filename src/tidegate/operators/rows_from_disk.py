@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.model.ids import KeyGroupRange
-from tidegate.operators.columnar import KeyIndex, Slots, fixed_array, slots_array
+from tidegate.operators.columnar import KeyIndex, Slots, slots_array
 from tidegate.operators.evicted_rows import EvictedRows
 from tidegate.operators.expiry import end_of
 from tidegate.operators.log_format import LogFormat
-from tidegate.operators.stored_rows import RowFormat
-from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.operators.stored_rows import RowFormat, with_key_group
 from tidegate.state.contract import ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection
 from tidegate.state.row_store import RowStore
 from tidegate.storage.stored_plan import FormOnDisk, decode_schema
@@ -89,6 +88,4 @@ class RowsFromDisk:
         yield from evicted.all_rows(range(self.key_groups.first, self.key_groups.last), _PART_ROWS)
 
     def _with_key_group(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        key_groups = key_group_of(hash_rows(rows, self.form.key_count), self.max_parallelism)
-        column = fixed_array(pa.uint16(), key_groups.astype(np.uint16), None)
-        return rows.append_column("key_group", column)
+        return with_key_group(rows, self.form.key_count, self.max_parallelism)

@@ -15,11 +15,13 @@ from tidegate.operators.columnar import KeyIndex, Slots, fixed_array
 from tidegate.operators.compaction import MOST_BEGINNINGS
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of, start_of
+from tidegate.operators.logged_sessions import LoggedSessions
+from tidegate.operators.numbered_log import ReadPart
 from tidegate.operators.session_compaction import SessionCompaction
 from tidegate.operators.sessions import Sessions
-from tidegate.operators.stored_groups import sections_of, stored_batches
+from tidegate.operators.stored_groups import row_format, sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
-from tidegate.plan.key_groups import hash_rows
+from tidegate.plan.key_groups import Hashes, hash_rows
 from tidegate.plan.nodes import OutputMode
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
@@ -40,7 +42,7 @@ class SessionAggregateOperator:
         self._calls = CallStates(spec.calls)
         self._expiry = Expiry()
         keys = [pa.field(f"key_{index}", kind) for index, kind in enumerate([*kinds, self._window_type])]
-        self._stored_schema = pa.schema([*keys, *self._calls.stored_fields()])
+        self._stored_schema = stored_schema(spec)
         calls = [pa.field(f"call_{index}", call.type) for index, call in enumerate(spec.calls)]
         self._row_schema = pa.schema([*keys, *calls])
         self._project = compile_projection(spec.results, spec.schema)
@@ -49,13 +51,32 @@ class SessionAggregateOperator:
         self._compaction: SessionCompaction | None = None
         self._beginnings = 0
         self._has_ended = False
+        self._logged: LoggedSessions | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._expiry.open(context)
+        log = context.open_log()
+        if log is not None:
+            self._logged = LoggedSessions(log, row_format(self._stored_schema), context)
+            restored = self._open_logged(self._logged, restored)
         for section in restored:
             for stored in stored_batches(section, self._stored_schema, context.key_groups):
-                self._calls.restore(self._slots_of(stored), stored.columns[self._key_count + 1 :])
+                slots = self._restore(stored)
+                if self._logged is not None:
+                    self._logged.touch(slots)
+
+    def _open_logged(self, logged: LoggedSessions, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
+        """Restores what was in logs; gives what was not."""
+        for stored, numbers in logged.restored(restored):
+            logged.is_in_log(self._restore(stored), numbers)
+        return [section for section in restored if not logged.is_own(section)]
+
+    def _restore(self, stored: pa.RecordBatch) -> Slots:
+        # Stored sessions of a key do not touch, so that each gets a slot of its own.
+        slots = self._slots_of(stored)
+        self._calls.restore(slots, stored.columns[self._key_count + 1 :])
+        return slots
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         if self._spec.mode is not OutputMode.COMPLETE and rows.num_rows:
@@ -65,7 +86,10 @@ class SessionAggregateOperator:
         if rows.num_rows:
             # Not true of the sessions any more, so that it is begun anew.
             self._compaction = None
-            self._calls.add(rows, self._slots_of(rows))
+            slots = self._slots_of(rows)
+            self._calls.add(rows, slots)
+            if self._logged is not None:
+                self._logged.touch(slots)
 
     def before_barrier(self, emit: Emit) -> None:
         self._flush(emit)
@@ -92,6 +116,8 @@ class SessionAggregateOperator:
         if len(found.slots):
             emit(self._project(self._rows_of(found.slots)))
             self._expiry.end(found.slots)
+            if self._logged is not None:
+                self._logged.end(found.slots)
             self._fired.append(found.slots)
         if not found.has_more or sum(len(slots) for slots in self._fired) >= EMIT_BATCH_ROWS:
             self._drop_fired()
@@ -109,6 +135,10 @@ class SessionAggregateOperator:
         return None
 
     def snapshot(self) -> list[Section]:
+        if self._logged is not None:
+            # By what is told of slots here, it would not be true any more.
+            self._compaction = None
+            return self._logged.snapshot(self._frozen)
         index, calls, window_type = self._index, self._calls.freeze(), self._window_type
         keys, starts = self._sessions.keys.frozen(), self._sessions.starts_us.frozen()
         ends, live = self._expiry.frozen_ends_us(), self._expiry.frozen_live()
@@ -120,12 +150,26 @@ class SessionAggregateOperator:
             self._context,
         )
 
+    def _frozen(self, slots: Slots) -> ReadPart:
+        index, calls, window_type = self._index, self._calls.freeze(slots), self._window_type
+        keys, starts = self._sessions.keys.used[slots], self._sessions.starts_us.used[slots]
+        ends = self._expiry.ends_us[slots]
+
+        def read(part: slice) -> tuple[list[pa.Array], Hashes]:
+            # Keys never change, so they are read when encoding; the rest is as it was at this moment.
+            windows = _windows(starts[part], ends[part], window_type)
+            return [*index.gather(keys[part]), windows, *calls(part)], index.hashes[keys[part]]
+
+        return read
+
     def state_bytes(self) -> int:
         parts = (self._index, self._sessions, self._calls, self._expiry)
-        return sum(part.size_bytes() for part in parts)
+        log_bytes = 0 if self._logged is None else self._logged.size_bytes()
+        return sum(part.size_bytes() for part in parts) + log_bytes
 
     def close(self) -> None:
-        pass
+        if self._logged is not None:
+            self._logged.close()
 
     # -- sessions
 
@@ -138,6 +182,9 @@ class SessionAggregateOperator:
         )
         self._calls.grow_to(self._sessions.count)
         self._expiry.watch(joined.slots, joined.ends_us, self._sessions.count)
+        if self._logged is not None:
+            self._logged.grow_to(self._sessions.count)
+            self._logged.end(joined.absorbed)
         if len(joined.absorbed):
             self._calls.merge(sources=joined.absorbed, targets=joined.absorbed_by)
             self._expiry.end(joined.absorbed)
@@ -156,6 +203,8 @@ class SessionAggregateOperator:
         """Whether it did it all, as it was begun too often."""
         self._beginnings += 1
         arrays = [*self._expiry.arrays(), *self._calls.arrays()]
+        if self._logged is not None:
+            arrays += self._logged.arrays()
         self._compaction = SessionCompaction(self._index, self._sessions, self._expiry.live, arrays)
         if self._beginnings <= MOST_BEGINNINGS:
             return False
@@ -186,6 +235,14 @@ class SessionAggregateOperator:
         windows = _windows(self._sessions.starts_us.used[slots], self._expiry.ends_us[slots], self._window_type)
         keys = self._index.gather(self._sessions.keys.used[slots])
         return pa.RecordBatch.from_arrays([*keys, windows, *self._calls.results(slots)], schema=self._row_schema)
+
+
+def stored_schema(spec: AggregateSpec) -> pa.Schema:
+    """Of sessions as they are stored: keys, the window, running values."""
+    kinds = [plain_type(spec.input_schema.field(index).type) for index in range(spec.key_count - 1)]
+    kinds.append(spec.input_schema.field(spec.key_count - 1).type)
+    keys = [pa.field(f"key_{index}", kind) for index, kind in enumerate(kinds)]
+    return pa.schema([*keys, *CallStates(spec.calls).stored_fields()])
 
 
 def _windows(starts_us: npt.NDArray[np.int64], ends_us: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:

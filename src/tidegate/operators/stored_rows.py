@@ -16,7 +16,7 @@ from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.columnar import fixed_array, slots_array
 from tidegate.operators.contract import TaskContext
-from tidegate.plan.key_groups import Hashes, fixed_values_of, key_group_of
+from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, key_group_of
 from tidegate.state.contract import RestoredSection, Section
 
 # A section is encoded between two steps of the stream; this many rows take a few ms.
@@ -80,6 +80,12 @@ class RowFormat:
         self, read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], max_parallelism: int, part: slice
     ) -> Sequence[memoryview]:
         return self.encoded(*read(part), max_parallelism)
+
+
+def with_key_group(rows: pa.RecordBatch, key_count: int, max_parallelism: int) -> pa.RecordBatch:
+    """The key group as the last column; the first `key_count` are the key."""
+    key_groups = key_group_of(hash_rows(rows, key_count), max_parallelism)
+    return rows.append_column(_KEY_GROUP_COLUMN, fixed_array(pa.uint16(), key_groups.astype(np.uint16), None))
 
 
 def read_rows(section: RestoredSection, *, noun: str) -> Iterator[pa.RecordBatch]:

@@ -28,16 +28,21 @@ from tidegate.operators.join_rows import (
     taken,
     true_flags,
 )
-from tidegate.operators.join_side import JoinSide
+from tidegate.operators.join_side import JoinSide, kept_schema
+from tidegate.operators.logged_runs import LoggedRuns
+from tidegate.operators.numbered_format import numbered
 from tidegate.plan.kernels import compile_expression
 from tidegate.plan.key_groups import hash_rows
 from tidegate.plan.nodes import JoinType
 from tidegate.plan.physical import Giving, StreamJoinSpec
 from tidegate.protocol.watermarks import FIRST_EVENT_TIME_MS, MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.heap import refuse_files
 
 LEFT_SECTION: Final = "join-left"
 RIGHT_SECTION: Final = "join-right"
+LEFT_NUMBER: Final = "left_number"
+RIGHT_NUMBER: Final = "right_number"
 
 # Finding what is due looks at all rows kept, so that removing fewer at a time would cost more than it spreads.
 LEAST_REMOVED_ROWS: Final = 1 << 12
@@ -67,11 +72,17 @@ class StreamJoinOperator:
         self._arrivals = HeldArrivals()
         self._held = HeldPairs(spec.schema)
         self._passed_ms = MIN_WATERMARK_MS
+        self._logged: LoggedRuns | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._time.open(context)
+        log = context.open_log()
+        if log is not None:
+            self._logged = LoggedRuns(log, self._sides(), context)
+            restored = self._logged.restore(restored)
         for section in restored:
+            refuse_files(section)
             self._restore(section)
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
@@ -147,15 +158,18 @@ class StreamJoinOperator:
         return None
 
     def snapshot(self) -> list[Section]:
-        parts = (self._left, self._right, self._arrivals, self._held)
+        kept = (self._left, self._right) if self._logged is None else (self._logged,)
+        parts = (*kept, self._arrivals, self._held)
         return [section for part in parts for section in part.snapshot(self._context)]
 
     def state_bytes(self) -> int:
         parts = (self._left.store, self._right.store, self._arrivals, self._held)
-        return sum(part.size_bytes() for part in parts)
+        log_bytes = 0 if self._logged is None else self._logged.size_bytes()
+        return sum(part.size_bytes() for part in parts) + log_bytes
 
     def close(self) -> None:
-        pass
+        if self._logged is not None:
+            self._logged.close()
 
     # -- rows in
 
@@ -312,6 +326,10 @@ class StreamJoinOperator:
     def _has_floors(self) -> bool:
         return self._context.floors.pending(self._watermark_ms)
 
+    def _sides(self) -> dict[str, JoinSide]:
+        """By what their rows are called in a log."""
+        return {LEFT_NUMBER: self._left, RIGHT_NUMBER: self._right}
+
     def _restore(self, section: RestoredSection) -> None:
         left, right = self._left, self._right
         if section.name == PAIRS_SECTION:
@@ -327,9 +345,15 @@ class StreamJoinOperator:
         raise ProtocolViolation(f"Section {section.name!r} is not the state of a join.")
 
 
+def logged_schemas(spec: StreamJoinSpec) -> list[pa.Schema]:
+    """Of the rows of both sides in a log."""
+    sides = ((spec.left, LEFT_NUMBER), (spec.right, RIGHT_NUMBER))
+    return [numbered(kept_schema(side), number_column) for side, number_column in sides]
+
+
 def _mark(arrival: Arrival, pairs: Pairs, matches: Flags) -> None:
     arrival.has_partner[pairs.probing[matches]] = True
-    pairs.run.has_partner[pairs.places[matches]] = True
+    pairs.run.meet(pairs.places[matches])
 
 
 def _keeps_left(kind: JoinType) -> bool:

@@ -21,12 +21,13 @@ KNOWN_AFTER_MS: Final = 100.0
 class DrainRate:
     """A moving average of how fast a task consumes while it has input; time without input is not to be reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, half_life_ms: float = RATE_HALF_LIFE_MS) -> None:
+        self._half_life_ms = half_life_ms
         self._consumed_bytes = 0.0
         self._elapsed_ms = 0.0
 
     def on_consumed(self, size_bytes: int, elapsed_ms: float) -> None:
-        kept = exp2(-elapsed_ms / RATE_HALF_LIFE_MS)
+        kept = exp2(-elapsed_ms / self._half_life_ms)
         self._consumed_bytes = self._consumed_bytes * kept + size_bytes
         self._elapsed_ms = self._elapsed_ms * kept + elapsed_ms
 

@@ -18,9 +18,11 @@ class Redistribution(Enum):
     BROADCAST = "broadcast"  # every subtask gets the section of the old subtask that had applied most
 
 
-# The name of a section that is a whole instance of RocksDB, and of one that is a log of rows.
+# The name of a section that is a whole instance of RocksDB, of one that is a log of rows, and of one that is files of
+# entries.
 ROCKSDB_SECTION = "sst"
 ROW_LOG_SECTION = "rows"
+ENTRIES_SECTION = "entries"
 
 # Whole, or as a list of pieces that belong together, which need not be copied into one.
 Encoded: TypeAlias = bytes | memoryview | Sequence[memoryview]
@@ -113,6 +115,10 @@ class OrderedState(KeyedState, Protocol):
         ...
 
     def last_key_from(self, key_group: int, beginning: bytes) -> bytes | None: ...
+
+    def first_keys(self, key_group: int, start: bytes, most: int) -> list[bytes]:
+        """In order, up to so many, the first of them not below `start`."""
+        ...
 
 
 class StateBackend(Protocol):

@@ -5,12 +5,14 @@ Must never change a dictionary that a snapshot still refers to.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state.contract import ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection, Section
+from tidegate.state.contract import ENTRIES_SECTION, ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection, Section
+from tidegate.state.entry_files import Change, changes_in
 
 # A section is encoded between two steps of the stream: about this much keeps the stream waiting for a few ms.
 SECTION_TARGET_BYTES = 1 << 20
@@ -66,13 +68,20 @@ class HeapState:
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def snapshot(self) -> list[Section]:
+    def frozen(self) -> dict[int, Mapping[bytes, bytes]]:
+        """The entries of this moment by key group, in order, of those that have any."""
         self._shared.update(self._groups)
+        return {group: self._groups[group] for group in sorted(self._groups) if self._groups[group]}
+
+    def group_bytes(self, key_group: int) -> int:
+        return self._group_bytes.get(key_group, 0)
+
+    def snapshot(self) -> list[Section]:
         sections: list[Section] = []
         taken: dict[int, Mapping[bytes, bytes]] = {}
         taken_bytes = 0
-        for key_group in sorted(group for group, entries in self._groups.items() if entries):
-            taken[key_group] = self._groups[key_group]
+        for key_group, entries in self.frozen().items():
+            taken[key_group] = entries
             taken_bytes += self._group_bytes[key_group]
             if taken_bytes >= SECTION_TARGET_BYTES:
                 sections.append(self._section(taken))
@@ -109,10 +118,11 @@ class HeapState:
 
 
 class HeapBackend:
-    """`StateBackend` in this process's memory."""
+    """`StateBackend` in this process's memory. `files_in`: where files are that a restore has to read."""
 
-    def __init__(self, key_groups: KeyGroupRange) -> None:
+    def __init__(self, key_groups: KeyGroupRange, *, files_in: Path | None = None) -> None:
         self._key_groups = key_groups
+        self._files_in = files_in
         self._states: dict[str, HeapState] = {}
 
     def keyed(self, name: str) -> HeapState:
@@ -129,10 +139,20 @@ class HeapBackend:
 
     def restore(self, sections: Iterable[RestoredSection]) -> None:
         for section in sections:
+            if section.name == ENTRIES_SECTION:
+                self.apply(changes_in(section, self._key_groups, folder=self._files_in))
+                continue
             name, entries = read_section(section, self._key_groups)
             state = self.keyed(name)
             for key_group, key, value in entries:
                 state.put(key_group, key, value)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        for name, key_group, key, value in changes:
+            if value is None:
+                self.keyed(name).delete(key_group, key)
+            else:
+                self.keyed(name).put(key_group, key, value)
 
     def size_bytes(self) -> int:
         return sum(state.size_bytes() for state in self._states.values())

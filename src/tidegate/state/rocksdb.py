@@ -6,14 +6,17 @@ into the snapshot.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from heapq import merge, nsmallest
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, NoReturn, cast
 from urllib.parse import quote, unquote
 
 from tidegate.model.errors import DidNotHappen, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state import sst_files
-from tidegate.state.contract import ROCKSDB_SECTION, RestoredSection, Section
+from tidegate.state.contract import ENTRIES_SECTION, ROCKSDB_SECTION, RestoredSection, Section
+from tidegate.state.entry_files import changes_in
 from tidegate.state.heap import read_section
 from tidegate.state.rocksdb_instance import (
     FAMILY_PREFIX,
@@ -143,6 +146,19 @@ class RocksState:
             self._fail("read", error)
         return None if last is None else last[_PREFIX_BYTES:]
 
+    def first_keys(self, key_group: int, start: bytes, most: int) -> list[bytes]:
+        if self.held is not None:
+            self._backend.let_go()
+        held, prefix = self.held or {}, prefix_of(key_group)
+        first = prefix + start
+        new = (key for key, value in held.items() if value is not None and key >= first and key.startswith(prefix))
+        found = [key[_PREFIX_BYTES:] for key in nsmallest(most, new)]
+        if self._family is not None:
+            entries = self._walk(entries_of(self._family, key_group, key_group + 1, start))
+            stored = (key for key, _ in entries if prefix + key not in held)
+            found = list(islice(merge(stored, found), most))
+        return found
+
     def write_held(self) -> None:
         """Once the files of the snapshot are made."""
         if self.held:
@@ -211,6 +227,7 @@ class RocksBackend:
 
     def __init__(self, key_groups: KeyGroupRange, *, folder: sst_files.Folder, memory: RocksMemory) -> None:
         self._instance = RocksInstance(key_groups, folder, memory)
+        self._files_in = folder.path
         self._states: dict[str, RocksState] = {}
         self._making: CheckpointInTheMaking | None = None
         self.held_bytes = 0
@@ -239,15 +256,27 @@ class RocksBackend:
         ]
 
     def restore(self, sections: Iterable[RestoredSection]) -> None:
-        """Before any state is asked for. Also takes what the heap backend stored."""
+        """Before any state is asked for. Also takes what the heap backends stored, and changes since."""
         given = list(sections)
         self._instance.restore([section for section in given if section.name == ROCKSDB_SECTION])
         for section in given:
-            if section.name != ROCKSDB_SECTION:
+            if section.name not in (ROCKSDB_SECTION, ENTRIES_SECTION):
                 name, entries = read_section(section, self._instance.key_groups)
                 self._instance.write(
                     _family_name(name), ((prefix_of(key_group) + key, value) for key_group, key, value in entries)
                 )
+        # Last: what changed since the files of the instance were made counts more.
+        for section in given:
+            if section.name == ENTRIES_SECTION:
+                self._replay(section)
+
+    def _replay(self, section: RestoredSection) -> None:
+        self._files_in.mkdir(parents=True, exist_ok=True)
+        changes = changes_in(section, self._instance.key_groups, folder=self._files_in)
+        for name, of_state in groupby(changes, key=itemgetter(0)):
+            self._instance.write(
+                _family_name(name), ((prefix_of(key_group) + key, value) for _, key_group, key, value in of_state)
+            )
 
     def size_bytes(self) -> int:
         return self._instance.size_bytes() + self.held_bytes

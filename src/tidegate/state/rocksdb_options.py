@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, WriteBufferManager, WriteOptions
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompactionStyle,
+    DBCompressionType,
+    Options,
+    UniversalCompactOptions,
+    WriteBufferManager,
+    WriteOptions,
+)
 
 # The part of the memory that what is not written out yet may take; the rest is for what was read.
 _WRITE_SHARE = 0.25
@@ -14,6 +23,10 @@ _ARENA_BLOCK_BYTES = 64 << 10
 _BLOOM_BITS_PER_KEY = 10
 # One for what is written out, one for merging: the slots of a machine have few cores between them.
 _BACKGROUND_JOBS = 2
+# Files of about a size are merged, so many at a time: what changed is written again two or three times, and not with
+# all that its keys lie between, as levels do. Checkpoints store what was written. Too many runs make reading slow.
+_MOST_RUNS = 12
+_LEAST_MERGED_RUNS = 6
 _INFO_LOG_BYTES = 1 << 20
 # Each snapshot stores it: beyond this it is written anew, without the files that are gone.
 _MANIFEST_BYTES = 256 << 10
@@ -49,6 +62,11 @@ class RocksMemory:
         options.set_write_buffer_manager(self.buffers)
         options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
         options.set_arena_block_size(_ARENA_BLOCK_BYTES)
+        merging = UniversalCompactOptions()
+        merging.min_merge_width = _LEAST_MERGED_RUNS
+        options.set_compaction_style(DBCompactionStyle.universal())
+        options.set_universal_compaction_options(merging)
+        options.set_level_zero_file_num_compaction_trigger(_MOST_RUNS)
         options.set_compression_type(DBCompressionType.lz4())
         options.set_max_background_jobs(_BACKGROUND_JOBS)
         options.set_max_manifest_file_size(_MANIFEST_BYTES)

@@ -5,22 +5,20 @@ them, and nothing of rows. Must never remove a file that a snapshot refers to, n
 """
 
 import secrets
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state.contract import ROW_LOG_SECTION, LocalFile, RestoredSection, Section
+from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
 from tidegate.state.sst_files import Folder
+from tidegate.state.stepwise_file import StepwiseFile, fetch, read_description, remove
 
 _FORMAT = 1
 _SUFFIX = ".rows"
+_NOUN = "A stored log of rows"
 
 # Gives a part of a file, of rows as they were when the file was begun.
 Part: TypeAlias = Callable[[], Sequence[memoryview]]
@@ -38,39 +36,15 @@ class _Described(msgspec.Struct, frozen=True, array_like=True):
     files: list[_StoredFile]
 
 
-class LogFile:
+class LogFile(StepwiseFile):
     """`number`: later files have greater ones. `row_count`: of all that it holds, rows that are gone included."""
 
-    def __init__(self, name: str, number: int, row_count: int, folder: Folder, parts: Sequence[Part] = ()) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, number: int, row_count: int, folder: Folder, parts: Sequence[Part] | None = None
+    ) -> None:
+        super().__init__(name, folder, None if parts is None else (part() for part in parts), noun="Rows of state")
         self.number = number
         self.row_count = row_count
-        self.path = folder.path / name
-        self._folder = folder
-        self._unwritten = deque(parts)
-        self._error: DidNotHappen | None = None
-        weakref.finalize(self, _remove, self.path)
-
-    def is_written(self) -> bool:
-        return not self._unwritten and self._error is None
-
-    def steps(self) -> Iterator[None]:
-        """Writes it, a part in each step; several may do so in turns, each then finds less to do."""
-        while not self.is_written():
-            if self._error is not None:
-                raise self._error
-            try:
-                with open(self.path, "ab") as file:
-                    file.writelines(self._unwritten.popleft()())
-            except OSError as error:
-                # It may hold half a part: nobody may store it any more.
-                self._error = DidNotHappen(f"Rows of state could not be written to {self.path}: {error}.")
-                raise self._error from error
-            yield
-
-    def local(self) -> LocalFile:
-        assert self.is_written(), "written before it is stored"
-        return LocalFile(self.name, self.path, self.path.stat().st_size, self)
 
 
 class RowLog:
@@ -99,7 +73,7 @@ class RowLog:
         for stored in _described(section).files:
             file = LogFile(stored.name, self._next_number, stored.row_count, self._home())
             self._next_number += 1
-            _fetch(section, stored.name, file.path)
+            fetch(section, stored.name, file.path, noun=_NOUN)
             self.files.append(file)
 
     def section(self) -> Section:
@@ -126,10 +100,10 @@ class RowLog:
         for stored in reversed(_described(section).files):
             path = self._home().path / f"{secrets.token_hex(8)}.other"
             try:
-                _fetch(section, stored.name, path)
+                fetch(section, stored.name, path, noun=_NOUN)
                 yield path
             finally:
-                _remove(path)
+                remove(path)
 
     def close(self) -> None:
         self.files = []
@@ -145,24 +119,4 @@ class RowLog:
 
 
 def _described(section: RestoredSection) -> _Described:
-    try:
-        described = msgspec.msgpack.decode(section.data, type=_Described)
-    except msgspec.MsgspecError as error:
-        raise Damaged(f"A stored log of rows cannot be read ({error}): restore from an older checkpoint.") from error
-    if described.format != _FORMAT:
-        raise IncompatibleCheckpoint(
-            f"The checkpoint holds a log of rows in format {described.format}, this version reads {_FORMAT}: start "
-            "with the version that wrote it, or with a new checkpointLocation."
-        )
-    return described
-
-
-def _fetch(section: RestoredSection, name: str, path: Path) -> None:
-    if name not in section.files:
-        raise Damaged(f"A stored log of rows lacks its file {name}: restore from an older checkpoint.")
-    section.files[name](path)
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
+    return read_description(section, _Described, noun=_NOUN, holds="a log of rows", own_format=_FORMAT)

@@ -5,38 +5,75 @@ restored run fires them as the first one would have. Must never hold a timer tha
 """
 
 import heapq
-import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Protocol
 
-from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
-from tidegate.state.contract import KeyedState
+from tidegate.state.contract import KeyedState, OrderedState, StateBackend
+from tidegate.state.ordered_timers import OrderedTimers, by_key_name
+from tidegate.state.timer_entries import NO_VALUE, Timer, decode_timer, encode_timer, first_due_of, no_floor
 
 # Deleted timers stay in the heaps until they come to the top; beyond this many and half of all, heaps are made anew.
 STALE_ENTRIES_KEPT = 1024
 
-_NO_VALUE = b""
-_TIME = struct.Struct(">Q")
-# Makes the unsigned bytes sort as the signed times do.
-_SIGN = 1 << 63
+
+class Timers(Protocol):
+    def register(self, key_group: int, key: bytes, at_ms: int) -> None:
+        """The same time again for a key is the same timer."""
+        ...
+
+    def delete(self, key_group: int, key: bytes, at_ms: int) -> None:
+        """Nothing, if there is no such timer."""
+        ...
+
+    def of(self, key_group: int, key: bytes) -> list[int]:
+        """The times of a key, in order."""
+        ...
+
+    def pop_due(self, due_ms: int) -> Timer | None:
+        """Removes the first timer of those due by `due_ms`.
+
+        One at a time: what the user's code does for one may delete the next, or register one that goes before it.
+        """
+        ...
+
+    def first_due(self, due_ms: int) -> Timer | None:
+        """The one that `pop_due` would remove; it stays."""
+        ...
+
+    def has_due(self, due_ms: int) -> bool: ...
+    def next_ms(self) -> int | None: ...
 
 
-class Timer(NamedTuple):
-    """In the order in which timers fire."""
+def timers_over(
+    backend: StateBackend, name: str, key_groups: KeyGroupRange, *, floor_ms_of: Callable[[int], int] = no_floor
+) -> Timers:
+    """Those that the state of that name holds, after a restore.
 
-    at_ms: int
-    key_group: int
-    key: bytes
+    `floor_ms_of`: how far time had come for a key group before it came to this subtask; due up to there at once.
+    """
+    state = backend.keyed(name)
+    if isinstance(state, OrderedState):
+        by_key = backend.keyed(by_key_name(name))
+        assert isinstance(by_key, OrderedState), "a backend has states of one kind"
+        return OrderedTimers(state, by_key, key_groups, floor_ms_of=floor_ms_of)
+    _forget_times_by_key(backend, name, key_groups)
+    timers = HeapTimers(state, floor_ms_of=floor_ms_of)
+    timers.load(key_groups)
+    return timers
 
 
-def no_floor(key_group: int) -> int:
-    return MIN_WATERMARK_MS
+def _forget_times_by_key(backend: StateBackend, name: str, key_groups: KeyGroupRange) -> None:
+    """Those of a checkpoint of ordered state, which the changelog lets the heap read: here nobody keeps them true."""
+    if by_key_name(name) in backend.state_names():
+        by_key = backend.keyed(by_key_name(name))
+        for key_group in range(key_groups.first, key_groups.last):
+            for entry, _ in by_key.scan(key_group):
+                by_key.delete(key_group, entry)
 
 
-class Timers:
-    """`floor_ms_of`: how far time had come for a key group before it came to this subtask; due up to there at once."""
+class HeapTimers:
+    """`Timers` over state without an order: all of them are in memory a second time."""
 
     def __init__(self, state: KeyedState, *, floor_ms_of: Callable[[int], int] = no_floor) -> None:
         self._state = state
@@ -46,9 +83,6 @@ class Timers:
         # Every timer has an entry in one of the two; an entry whose timer is gone is passed over.
         self._below_floor: list[Timer] = []
         self._ahead: list[Timer] = []
-
-    def __len__(self) -> int:
-        return self._count
 
     def load(self, key_groups: KeyGroupRange) -> None:
         """Takes over what keyed state holds, after a restore."""
@@ -60,12 +94,11 @@ class Timers:
         self._rebuild()
 
     def register(self, key_group: int, key: bytes, at_ms: int) -> None:
-        """The same time again for a key is the same timer."""
         times = self._times.setdefault((key_group, key), set())
         if at_ms not in times:
             times.add(at_ms)
             self._count += 1
-            self._state.put(key_group, _encode(at_ms, key), _NO_VALUE)
+            self._state.put(key_group, encode_timer(at_ms, key), NO_VALUE)
             self._push(Timer(at_ms, key_group, key))
 
     def delete(self, key_group: int, key: bytes, at_ms: int) -> None:
@@ -78,10 +111,6 @@ class Timers:
         return sorted(self._times.get((key_group, key), ()))
 
     def pop_due(self, due_ms: int) -> Timer | None:
-        """Removes the first timer of those due by `due_ms`.
-
-        One at a time: what the user's code does for one may delete the next, or register one that goes before it.
-        """
         timer = self.first_due(due_ms)
         if timer is not None:
             self._remove(timer)
@@ -95,11 +124,7 @@ class Timers:
         return None if first is None else first.at_ms
 
     def first_due(self, due_ms: int) -> Timer | None:
-        """The one that `pop_due` would remove; it stays."""
-        below, ahead = self._first(self._below_floor), self._first(self._ahead)
-        if ahead is None or ahead.at_ms > due_ms:
-            return below
-        return ahead if below is None else min(below, ahead)
+        return first_due_of(self._first(self._below_floor), self._first(self._ahead), due_ms)
 
     def _first(self, heap: list[Timer]) -> Timer | None:
         while heap:
@@ -120,7 +145,7 @@ class Timers:
         if not times:
             del self._times[owner]
         self._count -= 1
-        self._state.delete(timer.key_group, _encode(timer.at_ms, timer.key))
+        self._state.delete(timer.key_group, encode_timer(timer.at_ms, timer.key))
 
     def _rebuild(self) -> None:
         self._below_floor, self._ahead, self._count = [], [], 0
@@ -128,14 +153,3 @@ class Timers:
             self._count += len(times)
             for at_ms in times:
                 self._push(Timer(at_ms, key_group, key))
-
-
-def _encode(at_ms: int, key: bytes) -> bytes:
-    return _TIME.pack(at_ms + _SIGN) + key
-
-
-def decode_timer(entry: bytes) -> tuple[int, bytes]:
-    """Its time and its key."""
-    if len(entry) < _TIME.size:
-        raise Damaged(f"A stored timer has only {len(entry)} bytes: restore from an older checkpoint.")
-    return _TIME.unpack_from(entry)[0] - _SIGN, entry[_TIME.size :]

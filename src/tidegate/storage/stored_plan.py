@@ -36,16 +36,29 @@ class FormOnDisk(msgspec.Struct, frozen=True):
     end_key: int | None = None
 
 
+class NumberedForm(msgspec.Struct, frozen=True):
+    """How rows lie in a log that knows them by numbers: the columns of all that are in it, the number as the last.
+
+    `own`: the name of that column where the rows are those of this state. The first `key_count` columns are the key.
+    """
+
+    columns: list[EncodedSchema]
+    own: str
+    key_count: int
+
+
 class StoredRows(msgspec.Struct, frozen=True, tag="rows"):
     """Rows that an operator keeps in sections of this name, with readable names for their columns.
 
-    `on_disk`: None if it never keeps them there, or if the checkpoint was taken before that was said.
+    `on_disk`: None if it never keeps them there, or if the checkpoint was taken before that was said. `in_log`: of
+    those that it has in memory and stores by number, likewise.
     """
 
     name: str
     section: str
     columns: EncodedSchema
     on_disk: FormOnDisk | None = None
+    in_log: NumberedForm | None = None
 
 
 class StoredCall(msgspec.Struct, frozen=True):
@@ -58,7 +71,7 @@ class StoredCall(msgspec.Struct, frozen=True):
 class StoredGroups(msgspec.Struct, frozen=True, tag="groups"):
     """Groups of an aggregation; `seen`: a list of the distinct values that each has seen, per DISTINCT.
 
-    `on_disk`: as that of rows.
+    `on_disk`, `in_log`: as those of rows.
     """
 
     name: str
@@ -67,6 +80,7 @@ class StoredGroups(msgspec.Struct, frozen=True, tag="groups"):
     calls: list[StoredCall]
     seen: EncodedSchema
     on_disk: FormOnDisk | None = None
+    in_log: NumberedForm | None = None
 
 
 StoredState: TypeAlias = UserState | StoredRows | StoredGroups

@@ -11,7 +11,8 @@ import pytest
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import RestoredSection, Section, StateBackend
-from tidegate.state.timers import Timer, Timers
+from tidegate.state.timer_entries import Timer
+from tidegate.state.timers import Timers, timers_over
 
 
 def restored_from(sections: Iterable[Section]) -> list[RestoredSection]:
@@ -243,7 +244,7 @@ class StateBackendSuite:
         assert backend.size_bytes() < smaller_bytes
 
     def test_timers_survive_a_snapshot_taken_amid_firing(self, backend: StateBackend) -> None:
-        timers = Timers(backend.keyed("timers/event"))
+        timers = timers_over(backend, "timers/event", self.all_groups)
         for at_ms, key_group, key in ((30, 3, b"k"), (-10, 3, b"k"), (20, 90, b""), (20, 3, b"l")):
             timers.register(key_group, key, at_ms)
         timers.delete(3, b"l", 20)
@@ -256,7 +257,7 @@ class StateBackendSuite:
     def test_timers_restored_by_two_halves_of_the_key_groups_are_each_at_one_of_them(
         self, backend: StateBackend
     ) -> None:
-        timers = Timers(backend.keyed("timers/event"))
+        timers = timers_over(backend, "timers/event", self.all_groups)
         for key_group in range(128):
             timers.register(key_group, b"k", 1000 - key_group)
         sections = restored_from(backend.snapshot())
@@ -265,9 +266,7 @@ class StateBackendSuite:
             assert _all_of(self.restored_timers(sections, half)) == expected
 
     def restored_timers(self, sections: Iterable[RestoredSection], key_groups: KeyGroupRange) -> Timers:
-        timers = Timers(self.reopened(sections, key_groups).keyed("timers/event"))
-        timers.load(key_groups)
-        return timers
+        return timers_over(self.reopened(sections, key_groups), "timers/event", key_groups)
 
 
 def _write(data: bytes, target: Path) -> None:

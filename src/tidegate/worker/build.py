@@ -97,6 +97,7 @@ class TaskBuilder:
             floors=restored.floors,
             open_calls=self.open_calls,
             open_rows=lambda: self.state.open_rows(key_groups),
+            open_log=lambda: self.state.open_log(key_groups),
         )
         operators = [build_operator(spec) for spec in vertex.operators]
         for position, operator in enumerate(operators):
@@ -123,6 +124,7 @@ class TaskBuilder:
             giving_sizer=_sizer_for(vertex),
             hurry=self.hurry,
             late_rows=context.late_rows,
+            state_has_room=self.state.has_room,
         )
 
     def _admission(self) -> SourceAdmission:

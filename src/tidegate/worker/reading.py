@@ -19,21 +19,22 @@ from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import EdgeId, KeyGroupRange, TaskId, VertexId, range_of
 from tidegate.operators.broadcast_state import SECTION as BROADCAST_SECTION
 from tidegate.operators.broadcast_state import decode_states
+from tidegate.operators.numbered_from_disk import NumberedFromDisk
 from tidegate.operators.processor_handle import TIMER_STATES, StateKind, stored_name
 from tidegate.operators.rows_from_disk import RowsFromDisk
 from tidegate.operators.state_handles import decode_position
 from tidegate.operators.stored_group_values import group_columns
 from tidegate.operators.stored_rows import read_rows
 from tidegate.state.codec import decode
-from tidegate.state.contract import RestoredSection
+from tidegate.state.contract import ROCKSDB_SECTION, RestoredSection
 from tidegate.state.heap import read_section, section_name
 from tidegate.state.subkeys import entry_parts
-from tidegate.state.timers import decode_timer
+from tidegate.state.timer_entries import decode_timer
 from tidegate.state.ttl import split_expiry
 from tidegate.storage.stored_plan import StoredEdge, StoredGroups, StoredOperator, StoredRows, UserState, decode_schema
 from tidegate.worker.captured import RECEIVED
 from tidegate.worker.restoring import ChannelEnds, StoredFiles
-from tidegate.worker.state_backends import open_backends
+from tidegate.worker.state_backends import StateBackends, open_backends
 
 # What is in memory of a state while it is read.
 BATCH_ROWS = 1 << 13
@@ -84,7 +85,7 @@ def entries_in_files(
     if not stored:
         return
     key_groups = _key_groups(files, task)
-    backends = open_backends("rocksdb")
+    backends = open_backends("rocksdb" if any(section.name == ROCKSDB_SECTION for section in stored) else "heap")
     try:
         backend = backends.open(key_groups)
         backend.restore([files.with_files(task, section)[0] for section in stored])
@@ -179,7 +180,7 @@ def _rows_on_disk(
     state: StoredRows | StoredGroups,
     sections: list[RestoredSection],
 ) -> Iterator[pa.RecordBatch]:
-    if state.on_disk is None:
+    if state.on_disk is None and state.in_log is None:
         raise IncompatibleCheckpoint(
             f"The checkpoint does not say how the rows of {operator.name} lie on disk, because it was taken by an "
             "earlier Tidegate: resume its query, and read a checkpoint that was taken since."
@@ -187,12 +188,27 @@ def _rows_on_disk(
     key_groups = _key_groups(files, task)
     backends = open_backends("rocksdb")
     try:
-        store = backends.open_rows(key_groups)
-        assert store is not None, "this backend keeps rows on disk"
-        reader = RowsFromDisk(store, state.on_disk, key_groups, files.manifest.max_parallelism, operator.name)
-        yield from reader.read([files.with_files(task, section)[0] for section in sections])
+        yield from _reader_of(backends, operator, state, key_groups, files.manifest.max_parallelism).read(
+            [files.with_files(task, section)[0] for section in sections]
+        )
     finally:
         backends.close()
+
+
+def _reader_of(
+    backends: StateBackends,
+    operator: StoredOperator,
+    state: StoredRows | StoredGroups,
+    key_groups: KeyGroupRange,
+    max_parallelism: int,
+) -> RowsFromDisk | NumberedFromDisk:
+    if state.in_log is not None:
+        log = backends.open_log(key_groups)
+        assert log is not None, "this backend keeps rows on disk"
+        return NumberedFromDisk(log, state.in_log, key_groups, max_parallelism, operator.name)
+    store = backends.open_rows(key_groups)
+    assert store is not None and state.on_disk is not None, "this backend keeps rows on disk, and the state says how"
+    return RowsFromDisk(store, state.on_disk, key_groups, max_parallelism, operator.name)
 
 
 # -- timers

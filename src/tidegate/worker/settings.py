@@ -1,6 +1,7 @@
 """What a slot needs to know to run its part of a job; travels to it once, with the job."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.admission import ActiveBackpressure
@@ -28,13 +29,21 @@ STATE_MEMORY_BYTES = 128 << 20
 STATE_ROWS_MEMORY_BYTES = 512 << 20
 
 
+class HeapSnapshots(Enum):
+    """What a checkpoint stores of user state in memory."""
+
+    WHOLE = "whole"
+    INCREMENTAL = "incremental"  # what changed, as files; small state is stored whole all the same
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSettings:
     """`debloat_target_ms`: windows follow what a gate consumes in that time; None leaves them as they are.
 
     `network_memory_bytes` bounds the windows of all channels into a slot together, `state_memory_bytes` what backends
     on disk have in memory for all tasks of the slot, `state_rows_memory_bytes` the rows that are in use there. `access`
-    opens every location of the job.
+    opens every location of the job. `changelog_image_interval_ms`: changes of user state are stored all along, and an
+    image of it so often; None if they are stored by checkpoints.
     """
 
     plan: JobPlan
@@ -56,6 +65,16 @@ class SlotSettings:
     checkpoint_storage: CheckpointStorage = CheckpointStorage.FILES
     access: StoreAccess = FROM_ENVIRONMENT
     state_rows_memory_bytes: int = STATE_ROWS_MEMORY_BYTES
+    heap_snapshots: HeapSnapshots = HeapSnapshots.INCREMENTAL
+    changelog_image_interval_ms: float | None = None
+
+    def heap_whole_up_to_bytes(self) -> int | None:
+        """Larger state in memory is snapshotted by what changed; None if none is."""
+        match self.heap_snapshots, self.checkpoint_storage:
+            case HeapSnapshots.INCREMENTAL, CheckpointStorage.FILES:
+                return self.inline_below_bytes
+            case _:
+                return None  # without files there is nothing that a later checkpoint could refer to
 
     def window_bounds(self, *, gate_channels: int, slot_channels: int) -> WindowBounds:
         """Of a gate with so many of its slot's channels."""

@@ -46,7 +46,8 @@ from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slices import Hurry
 from tidegate.worker.snapshotting import SlotSnapshots
-from tidegate.worker.state_backends import open_backends
+from tidegate.worker.state_backends import ChangelogBackends, StateBackends, local_folder, open_backends
+from tidegate.worker.stored_ahead import StoredAhead
 from tidegate.worker.task import Task
 from tidegate.worker.task_reports import TaskListener
 
@@ -84,11 +85,8 @@ class SlotTasks:
         self._table = channel_table(settings.plan)
         self._index_of = {channel: index for index, channel in enumerate(self._table)}
         self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}
-        self._state = open_backends(
-            settings.state_backend,
-            memory_bytes=settings.state_memory_bytes,
-            rows_memory_bytes=settings.state_rows_memory_bytes,
-        )
+        self._ahead = StoredAhead(slot=slot, generation=generation, store=store, background=background, clock=clock)
+        self._state = _open_state(settings, slot, self._ahead, clock)
         builder = TaskBuilder(
             settings=settings,
             slot=slot,
@@ -125,9 +123,10 @@ class SlotTasks:
             standings=self._task_standings,
             copies=copies,
             storage=settings.checkpoint_storage,
+            ahead=self._ahead,
         )
         self._snapshots.known.replace(restore.known)
-        self._snapshots.known_files = dict(restore.known_files)
+        self._snapshots.start_with(restore.known_files)
         self._task_of = {task.id.vertex: task for task in self.tasks}
         self._receiving = {
             edge.id: self._task_of[edge.receiver] for edge in settings.plan.edges if edge.receiver in self._task_of
@@ -212,6 +211,7 @@ class SlotTasks:
 
     def on_time(self) -> None:
         now_ms = self._clock.monotonic_ms()
+        self._state.on_time(now_ms)
         for task in self.tasks:
             task.on_time(now_ms, storage=self._snapshots.storage_speed())
 
@@ -284,7 +284,8 @@ class SlotTasks:
         return self._snapshots.has_work()
 
     def next_deadline_ms(self) -> float | None:
-        return min((d for task in self.tasks if (d := task.next_deadline_ms()) is not None), default=None)
+        deadlines = [self._state.next_deadline_ms(), *(task.next_deadline_ms() for task in self.tasks)]
+        return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
     def _send_of_checkpoint(self, message: Acknowledge | Decline | SnapshotsTaken) -> None:
         if not isinstance(message, SnapshotsTaken):
@@ -298,6 +299,19 @@ class SlotTasks:
 
     def _is_idle(self) -> bool:
         return all(task.is_waiting() for task in self.tasks) and not any(o.in_flight_bytes() for o in self.outputs)
+
+
+def _open_state(settings: SlotSettings, slot: SlotIndex, ahead: StoredAhead, clock: Clock) -> StateBackends:
+    interval_ms = settings.changelog_image_interval_ms
+    backends = open_backends(
+        settings.state_backend,
+        memory_bytes=settings.state_memory_bytes,
+        rows_memory_bytes=settings.state_rows_memory_bytes,
+        whole_up_to_bytes=settings.heap_whole_up_to_bytes() if interval_ms is None else None,
+    )
+    if interval_ms is None:
+        return backends
+    return ChangelogBackends(backends, local_folder(), ahead=ahead, clock=clock, interval_ms=interval_ms, slot=slot)
 
 
 def _progress(task: Task) -> TaskProgress:

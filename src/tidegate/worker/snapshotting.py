@@ -44,6 +44,7 @@ from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import HeldCapture
 from tidegate.worker.state_files import CheckpointFiles
+from tidegate.worker.stored_ahead import StoredAhead
 from tidegate.worker.stored_task import encode_task
 from tidegate.worker.task_reports import TaskSnapshot
 
@@ -83,6 +84,7 @@ class _Assembly:
     # Sections with files: what they are is known once somebody has waited for it, beside the loop.
     with_files: list[tuple[SectionKey, Section]] = field(default_factory=list)
     known_files: Mapping[str, SharedFile] = field(default_factory=dict)
+    kept_files: Mapping[str, SharedFile] = field(default_factory=dict)
     encoding: Iterator[None] | None = None
     is_uploading: bool = False
     is_dropped: bool = False
@@ -173,6 +175,7 @@ class SlotSnapshots:
         standings: Callable[[CheckpointId, float], tuple[list[TaskStanding], list[LongStep]]] = _nothing_known,
         copies: LocalCopies | None = None,
         storage: CheckpointStorage = CheckpointStorage.FILES,
+        ahead: StoredAhead | None = None,
     ) -> None:
         self._slot = slot
         self._generation = generation
@@ -186,6 +189,7 @@ class SlotSnapshots:
         self._task_standings = standings
         self._copies = copies if storage is CheckpointStorage.FILES else None
         self._storage = storage
+        self._ahead = ahead
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
         self._savepoints: set[CheckpointId] = set()
@@ -210,6 +214,8 @@ class SlotSnapshots:
         assembly.is_triggered = True
         assembly.triggered_at_ms = self._clock.monotonic_ms()
         assembly.savepoint = savepoint
+        if self._ahead is not None:
+            self._ahead.on_trigger(checkpoint)
         if savepoint is not None:
             self._savepoints = {id for id in self._savepoints if id > checkpoint - _REMEMBERED_ABORTS} | {checkpoint}
         self._go_on(checkpoint, assembly)
@@ -248,14 +254,22 @@ class SlotSnapshots:
         self._acknowledged_files.pop(checkpoint, None)
         if self._copies is not None:
             self._copies.on_abort(checkpoint)
+        if self._ahead is not None:
+            self._ahead.on_abort(checkpoint)
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint - _REMEMBERED_ABORTS}
         self._aborted.add(checkpoint)
 
     def on_done(self, done: CheckpointDone) -> None:
         for task, prepared in self._unsettled.items():
             self._unsettled[task] = {later: p for later, p in prepared.items() if later > done.checkpoint}
-        if done.checkpoint in self._savepoints:
-            return  # nothing may refer to it: what the checkpoint before it holds is still there
+        if (
+            done.checkpoint not in self._savepoints
+        ):  # nothing may refer to one: what the one before holds is still there
+            self._on_checkpoint_done(done)
+        if self._ahead is not None:
+            self._ahead.on_done(done.checkpoint, self.known_files)
+
+    def _on_checkpoint_done(self, done: CheckpointDone) -> None:
         own = self._acknowledged.get(done.checkpoint, [])
         told = [found for stored in done.held for found in referable(stored.channel, stored.elements, done.files)]
         self.known.replace([*own, *told])
@@ -267,6 +281,12 @@ class SlotSnapshots:
         if (copies := self._copies) is not None:
             needed = copies.on_done(done.checkpoint)
             self._background.submit(lambda: copies.prune(done.checkpoint, needed), _ignored)
+
+    def start_with(self, known_files: Mapping[str, SharedFile]) -> None:
+        """Files of state that the restored checkpoint holds."""
+        self.known_files = dict(known_files)
+        if self._ahead is not None:
+            self._ahead.on_done(CheckpointId(0), self.known_files)
 
     def close(self) -> None:
         """Ends uploads that are under way: nobody waits for them any more."""
@@ -341,13 +361,17 @@ class SlotSnapshots:
         # earlier checkpoints, without which this one could refer to what is about to be deleted.
         is_complete = assembly.is_triggered and all(part.is_complete() for part in assembly.parts.values())
         if is_complete and assembly.encoding is None and not assembly.is_uploading:
-            assembly.encoding = self._encode(assembly)
+            assembly.encoding = self._encode(checkpoint, assembly)
             assembly.encoding_at_ms = self._clock.monotonic_ms()
 
-    def _encode(self, assembly: _Assembly) -> Iterator[None]:
+    def _encode(self, checkpoint: CheckpointId, assembly: _Assembly) -> Iterator[None]:
         """Each step encodes one section, so that the stream goes on in between."""
         is_alone = assembly.savepoint is not None or self._storage is CheckpointStorage.DRIVER
-        assembly.known_files = {} if is_alone else self.known_files
+        if not is_alone:
+            assembly.known_files = self.known_files
+            if self._ahead is not None:
+                assembly.known_files = {**self._ahead.files_of(checkpoint), **self.known_files}
+                assembly.kept_files = self._ahead.kept_by(checkpoint)
         for task, part in assembly.parts.items():
             snapshot = part.snapshot
             assembly.writer.add(SectionKey(task, -1, "task", "progress"), encode_task(snapshot.progress))
@@ -422,7 +446,7 @@ class SlotSnapshots:
                 check_content(
                     sum(new.file.length_bytes for new in files.new.values()) + inline_bytes - files.inline_bytes
                 )
-            state_files = dict(files.reused)
+            state_files = {**assembly.kept_files, **files.reused}
             for name, new in files.new.items():
                 chunks = _Wanted(chunks_of(new.file), assembly)
                 chunks_sum = sum_of(chunks)

@@ -5,22 +5,28 @@ job's backend does not need.
 """
 
 import os
+import secrets
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from tidegate.model.clock import Clock
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import KeyGroupRange
+from tidegate.state.changelog import ChangelogBackend
 from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
+from tidegate.state.logged import IncrementalHeapBackend
 from tidegate.state.row_log import RowLog
 from tidegate.state.row_store import RowMemory, RowStore
 from tidegate.state.sst_files import Folder
 from tidegate.worker.settings import STATE_MEMORY_BYTES, STATE_ROWS_MEMORY_BYTES
+from tidegate.worker.stored_ahead import StoredAhead
 
 if TYPE_CHECKING:
     from tidegate.state.rocksdb import RocksBackend
 
+_GOLDEN = 0.6180339887
 NEEDS_ROCKSDICT = (
     "state.backend=rocksdb needs the package rocksdict on the driver and on the executors: "
     "pip install 'tidegate[rocksdb]', or leave state.backend at heap."
@@ -36,16 +42,38 @@ class StateBackends(Protocol):
         """For a vectorised operator; None if it is to keep its rows in memory."""
         ...
 
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
+        """For one that has all its rows in memory; None if it is to snapshot them whole."""
+        ...
+
+    def has_room(self) -> bool:
+        """False while too many changes wait to be stored: tasks then take no input."""
+        ...
+
+    def on_time(self, now_ms: float) -> None:
+        """Between steps of the stream; takes a few ms at the most."""
+        ...
+
+    def next_deadline_ms(self) -> float | None: ...
     def close(self) -> None:
         """All that is left of them."""
         ...
 
 
 def open_backends(
-    name: str, *, memory_bytes: int = STATE_MEMORY_BYTES, rows_memory_bytes: int = STATE_ROWS_MEMORY_BYTES
+    name: str,
+    *,
+    memory_bytes: int = STATE_MEMORY_BYTES,
+    rows_memory_bytes: int = STATE_ROWS_MEMORY_BYTES,
+    whole_up_to_bytes: int | None = None,
 ) -> StateBackends:
-    """`memory_bytes`: what backends on disk may have in memory together; `rows_memory_bytes`: for rows in use."""
+    """`memory_bytes`: what backends on disk may have in memory together; `rows_memory_bytes`: for rows in use.
+
+    `whole_up_to_bytes`: larger state in memory is snapshotted by what changed; None if none is.
+    """
     match name:
+        case "heap" if whole_up_to_bytes is not None:
+            return IncrementalHeapBackends(local_folder(), whole_up_to_bytes=whole_up_to_bytes)
         case "heap":
             return HeapBackends()
         case "rocksdb":
@@ -54,18 +82,61 @@ def open_backends(
             raise OptionError(f"Option 'state.backend' is {name!r}: use heap or rocksdb.")
 
 
-class HeapBackends:
+class _WithoutChangelog:
+    """Nothing is stored ahead of a checkpoint."""
+
+    def has_room(self) -> bool:
+        return True
+
+    def on_time(self, now_ms: float) -> None:
+        return
+
+    def next_deadline_ms(self) -> float | None:
+        return None
+
+
+class HeapBackends(_WithoutChangelog):
     def open(self, key_groups: KeyGroupRange) -> StateBackend:
-        return HeapBackend(key_groups)
+        return HeapBackend(key_groups, files_in=local_folder())
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
+        return None
+
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
         return None
 
     def close(self) -> None:
         return
 
 
-class RocksBackends:
+class IncrementalHeapBackends(_WithoutChangelog):
+    """With a new folder below `folder` for the files of snapshots, made with the first of them."""
+
+    def __init__(self, folder: Path, *, whole_up_to_bytes: int) -> None:
+        self._folder: Folder | None = Folder(folder / f"tidegate-state-{secrets.token_hex(8)}")
+        self._whole_up_to_bytes = whole_up_to_bytes
+        self._opened: list[IncrementalHeapBackend] = []
+
+    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+        assert self._folder is not None, "not closed"
+        backend = IncrementalHeapBackend(key_groups, folder=self._folder, whole_up_to_bytes=self._whole_up_to_bytes)
+        self._opened.append(backend)
+        return backend
+
+    def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
+        return None
+
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
+        return None
+
+    def close(self) -> None:
+        for backend in self._opened:
+            backend.close()
+        # Goes with the last snapshot that is being stored.
+        self._folder = None
+
+
+class RocksBackends(_WithoutChangelog):
     """In a new folder below `folder`, with one bound of memory for all of them."""
 
     def __init__(self, folder: Path, *, memory_bytes: int, rows_memory_bytes: int = STATE_ROWS_MEMORY_BYTES) -> None:
@@ -88,11 +159,14 @@ class RocksBackends:
         return backend
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
+        self.rows_memory.operators += 1
+        return RowStore(self.open_log(key_groups), self.open(key_groups), self.rows_memory)
+
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
         assert self._folder is not None, "not closed"
         log = RowLog(key_groups, self._folder)
         self._logs.append(log)
-        self.rows_memory.operators += 1
-        return RowStore(log, self.open(key_groups), self.rows_memory)
+        return log
 
     def close(self) -> None:
         for backend in self._opened:
@@ -101,6 +175,69 @@ class RocksBackends:
             log.close()
         # Goes with the last snapshot that is being stored.
         self._folder = None
+
+
+class ChangelogBackends:
+    """Over those of `backends`; rows of vectorised operators are as without it.
+
+    `slot` and how many were opened before spread the images of the job over the interval.
+    """
+
+    def __init__(
+        self, backends: StateBackends, folder: Path, *, ahead: StoredAhead, clock: Clock, interval_ms: float, slot: int
+    ) -> None:
+        self._backends = backends
+        self._folder: Folder | None = Folder(folder / f"tidegate-state-{secrets.token_hex(8)}")
+        self._ahead = ahead
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._slot = slot
+        self._opened: list[ChangelogBackend] = []
+
+    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+        assert self._folder is not None, "not closed"
+        backend = ChangelogBackend(
+            self._backends.open(key_groups),
+            key_groups,
+            folder=self._folder,
+            ahead=self._ahead,
+            clock=self._clock,
+            interval_ms=self._interval_ms,
+            first_image_at_ms=self._clock.monotonic_ms() + self._first_after_ms(),
+        )
+        self._opened.append(backend)
+        return backend
+
+    def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
+        return self._backends.open_rows(key_groups)
+
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
+        return self._backends.open_log(key_groups)
+
+    def has_room(self) -> bool:
+        return self._ahead.has_room()
+
+    def on_time(self, now_ms: float) -> None:
+        self._ahead.on_time(now_ms)
+        for backend in self._opened:
+            backend.on_time(now_ms)
+
+    def next_deadline_ms(self) -> float | None:
+        deadlines = [self._ahead.next_deadline_ms(), *(backend.next_deadline_ms() for backend in self._opened)]
+        return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
+
+    def close(self) -> None:
+        self._ahead.close()
+        for backend in self._opened:
+            backend.close()
+        self._backends.close()
+        # Goes with the last snapshot that is being stored.
+        self._folder = None
+
+    def _first_after_ms(self) -> float:
+        # Multiples of the golden ratio lie far apart, however many there are.
+        share = (self._slot * _GOLDEN + len(self._opened) * _GOLDEN * _GOLDEN) % 1.0
+        return self._interval_ms * (0.5 + share / 2)
 
 
 def local_folder() -> Path:

@@ -3,7 +3,7 @@
 A step processes one slice. A snapshot falls between two steps, never inside one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import cast
@@ -45,7 +45,8 @@ SLICE_TARGET_MS = 10.0
 class Task:
     """`inputs`: which input of the first operator each edge feeds.
 
-    `sizer`: of the slices of its input, `giving_sizer`: of what its operators held.
+    `sizer`: of the slices of its input, `giving_sizer`: of what its operators held. Without `state_has_room` it takes
+    no input.
     """
 
     id: TaskId
@@ -64,6 +65,7 @@ class Task:
     giving_sizer: SliceSizer = field(default_factory=lambda: SliceSizer(SLICE_TARGET_MS))
     hurry: Hurry = field(default_factory=lambda: Hurry(0.0))
     late_rows: LateRows = field(default_factory=LateRows)
+    state_has_room: Callable[[], bool] = lambda: True
     counters: TaskCounters = field(default_factory=TaskCounters)
     has_ended: bool = False
     _end: TaskEnd = field(default_factory=TaskEnd)
@@ -300,7 +302,7 @@ class Task:
         return 0.0 if self.source is None else self.source.event_time_moves_at_ms()
 
     def _has_room(self, now_ms: float) -> bool:
-        if self.output is None or self.output.has_room():
+        if self.state_has_room() and (self.output is None or self.output.has_room()):
             if self._waiting_since_ms is not None:
                 self.counters.backpressured_ms += now_ms - self._waiting_since_ms
                 self._waiting_since_ms = None

@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
-from tidegate.operators.processor_handle import TIMER_STATES, StateKind, stored_name
+from tidegate.operators.processor_handle import DERIVED_STATES, TIMER_STATES, StateKind, stored_name
 from tidegate.operators.state_handles import encode_position
 from tidegate.operators.user_rows import RowsByKey
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.state.codec import encode_key, encode_value
 from tidegate.state.heap import HeapBackend, is_keyed_section, section_name
 from tidegate.state.subkeys import entry_key, entry_parts
-from tidegate.state.timers import decode_timer
+from tidegate.state.timer_entries import decode_timer
 from tidegate.state.ttl import TTL_SUFFIX, with_expiry
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile, SlotFile
@@ -273,7 +273,7 @@ def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateE
     for number, operator in enumerate(content.plan.operators):
         if _has_entries(operator) and slot < content.base.parallelism_of(VertexId(operator.vertex)):
             for name, key_group, key, value in entries_in_files(content.base, operator, slot):
-                if (number, name) not in content.replaced:
+                if (number, name) not in content.replaced and name not in DERIVED_STATES:
                     yield StateEntry(number, name, key_group, key, value)
 
 

@@ -1,0 +1,74 @@
+"""Which files of a log of rows are kept, so that the log stays in proportion to the rows that are needed.
+
+Knows how many rows of each file are needed, and nothing of rows. Files are given up from the oldest on: what a file
+says of rows that are gone can only be about older ones. Must never leave more unwritten rows in memory than it says.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.state.row_log import LogFile
+
+# A part is encoded between two steps of the stream: a few ms.
+PART_ROWS: Final = 1 << 15
+# Giving up a file writes at most so many rows again.
+FILE_ROWS: Final = 1 << 18
+# Files with fewer rows are written anew with the next ones, for there would be too many; so are those that are small
+# beside all rows that there are.
+SMALL_FILE_ROWS: Final = 1 << 12
+_FILES_OF_ALL_ROWS: Final = 128
+# Fewer rows that nobody needs are not worth a file less.
+_FEW_ROWS: Final = 1 << 14
+# Rows are in memory while no checkpoint lets them be written.
+_MOST_UNWRITTEN_ROWS: Final = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class FileUse:
+    """`row_count`: of all rows in it, `live_count`: of those that are needed.
+
+    `is_remembered`: what it says of older files is known still, so that it can be written anew.
+    """
+
+    row_count: int
+    live_count: int
+    is_remembered: bool
+
+
+def kept_files(files: Sequence[FileUse], changed_rows: int) -> tuple[int, int]:
+    """From the first of them to before the last; the oldest files are given up, and the newest if they are small."""
+    live_rows = sum(file.live_count for file in files) + changed_rows
+    stored_rows = sum(file.row_count for file in files) + changed_rows
+    first, moved_rows = 0, 0
+    while first < len(files) and (
+        files[first].live_count == 0
+        or (stored_rows > 2 * live_rows + _FEW_ROWS and moved_rows < max(changed_rows, FILE_ROWS))
+    ):
+        stored_rows -= files[first].row_count - files[first].live_count
+        moved_rows += files[first].live_count
+        first += 1
+    last, rows = len(files), changed_rows + moved_rows
+    small_rows = max(SMALL_FILE_ROWS, live_rows // _FILES_OF_ALL_ROWS)
+    # Each is small beside those behind it, so that a row is written again a few times only.
+    while (
+        last > first
+        and files[last - 1].row_count < min(small_rows, 2 * max(rows, 1) + 1)
+        and files[last - 1].is_remembered
+    ):
+        last -= 1
+        rows += files[last].live_count
+    return first, last
+
+
+def write_backlog(files: Sequence[LogFile]) -> None:
+    """Checkpoints that are aborted leave their rows in memory: so many, and no more."""
+    unwritten = [file for file in files if not file.is_written()]
+    if sum(file.row_count for file in unwritten) > _MOST_UNWRITTEN_ROWS:
+        write_all(unwritten)
+
+
+def write_all(files: Sequence[LogFile]) -> None:
+    for file in files:
+        deque(file.steps(), maxlen=0)

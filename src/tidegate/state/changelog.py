@@ -1,0 +1,223 @@
+"""Keyed state whose changes are stored all along, ahead of the barrier: a checkpoint writes the last few alone.
+
+A snapshot is the newest image of the state and the files of changes since. Images are made and stored in the
+background; until one is whole, the one before and all changes since count. Must never drop changes that no whole image
+holds.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import DidNotHappen
+from tidegate.model.ids import KeyGroupRange
+from tidegate.state.contract import ENTRIES_SECTION, LocalFile, RestoredSection, Section, StateBackend
+from tidegate.state.entry_files import EntryFile, EntryFiles
+from tidegate.state.heap import HeapBackend
+from tidegate.state.logged import LoggedState, LoggedStates, image_parts
+from tidegate.state.sst_files import Folder
+
+log = logging.getLogger("tidegate")
+
+# Changes are stored when the first of them has waited for so long, or when there are so many.
+BATCH_MS = 100.0
+BATCH_BYTES = 1 << 20
+
+
+class StoresAhead(Protocol):
+    """Stores files of state before a checkpoint needs them; both return at once."""
+
+    def store_changes(self, file: LocalFile) -> None: ...
+    def store_image(
+        self, files: Callable[[], Sequence[LocalFile]], then: Callable[[BaseException | None], None]
+    ) -> None:
+        """Asks for the files beside the loop; `then` is called once all are stored, or with why there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Of one moment. `steps` make it, between steps of the stream; `files` may be asked for afterwards, and may wait.
+
+    It is in `entries`, or in `sections` of the backend's own.
+    """
+
+    steps: Iterator[None]
+    files: Callable[[], Sequence[LocalFile]]
+    entries: Sequence[EntryFile] = ()
+    sections: Sequence[Section] = ()
+
+
+@dataclass(slots=True)
+class _Making:
+    """An image that is not whole yet, of the moment before file `behind` of changes was begun."""
+
+    image: Image
+    behind: int
+    is_stored_soon: bool = False
+
+
+class ChangelogBackend:
+    """`StateBackend` over one in memory or in RocksDB. Images are begun every `interval_ms`, the first at a time."""
+
+    def __init__(
+        self,
+        state: StateBackend,
+        key_groups: KeyGroupRange,
+        *,
+        folder: Folder,
+        ahead: StoresAhead,
+        clock: Clock,
+        interval_ms: float,
+        first_image_at_ms: float,
+    ) -> None:
+        self._state = state
+        self._states = LoggedStates(state)
+        self._files = EntryFiles(key_groups, folder)
+        self._ahead = ahead
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._image_at_ms = first_image_at_ms
+        self._batch_at_ms: float | None = None
+        self._image_sections: Sequence[Section] = ()
+        self._making: _Making | None = None
+        # An empty state is an image of itself.
+        self._has_image = True
+        self._states.begin()
+
+    def keyed(self, name: str) -> LoggedState:
+        return self._states.keyed(name)
+
+    def state_names(self) -> list[str]:
+        return self._state.state_names()
+
+    def snapshot(self) -> list[Section]:
+        if not self._has_image:
+            self._files.clear()
+            self._take_over(_image_of(self._state, self._files))
+            self._states.begin()
+            self._has_image = True
+        elif changes := self._states.take():
+            self._files.append(changes)
+        self._batch_at_ms = None
+        entries = [self._files.section()] if self._files.image or self._files.changes else []
+        return [*self._image_sections, *entries]
+
+    def restore(self, sections: Iterable[RestoredSection]) -> None:
+        """Before any state is asked for. Also takes what backends without a log stored."""
+        given = list(sections)
+        is_same = [(each.name, each.key_groups) for each in given] == [(ENTRIES_SECTION, self._files.key_groups)]
+        if is_same and isinstance(self._state, HeapBackend):
+            self._state.apply(self._files.adopt(given[0]))
+        elif given:
+            self._state.restore(given)
+            self._has_image = False
+            self._states.end()
+
+    def size_bytes(self) -> int:
+        return self._state.size_bytes()
+
+    def close(self) -> None:
+        self._making = None
+        self._image_sections = ()
+        self._state.close()
+        self._files.close()
+
+    # -- all along
+
+    def on_time(self, now_ms: float) -> None:
+        """Between steps of the stream; takes a few ms at the most."""
+        if not self._has_image:
+            return
+        if self._batch_at_ms is None and self._states.has_noted():
+            self._batch_at_ms = now_ms + BATCH_MS
+        is_due = self._batch_at_ms is not None and now_ms >= self._batch_at_ms
+        if is_due or self._states.noted_bytes() >= BATCH_BYTES:
+            self._store_batch()
+        self._make_image(now_ms)
+
+    def next_deadline_ms(self) -> float | None:
+        if not self._has_image:
+            return None
+        if self._making is not None and not self._making.is_stored_soon:
+            return self._clock.monotonic_ms()
+        soonest_ms = self._image_at_ms
+        if self._states.has_noted():
+            # If nobody has looked at the time since the first of them, let it be looked at now.
+            soonest_ms = min(soonest_ms, self._clock.monotonic_ms() if self._batch_at_ms is None else self._batch_at_ms)
+        return soonest_ms
+
+    def _store_batch(self) -> None:
+        self._batch_at_ms = None
+        changes = self._states.take()
+        if not changes:
+            return
+        file = self._files.append_and_join(changes)
+        try:
+            deque(file.steps(), maxlen=0)
+        except DidNotHappen as error:
+            # It stays among the files, so the next checkpoint fails by it.
+            log.warning("Changes of state cannot be stored ahead of a checkpoint: %s", error)
+            return
+        self._ahead.store_changes(file.local())
+
+    def _make_image(self, now_ms: float) -> None:
+        if self._making is None:
+            if now_ms < self._image_at_ms:
+                return
+            self._image_at_ms = now_ms + self._interval_ms
+            self._store_batch()
+            if not self._files.changes:
+                return
+            self._making = _Making(_image_of(self._state, self._files), self._files.newest_number())
+        making = self._making
+        if making.is_stored_soon:
+            return
+        try:
+            is_made = next(making.image.steps, _MADE) is _MADE
+        except DidNotHappen as error:
+            self._give_up(error)
+            return
+        if is_made:
+            making.is_stored_soon = True
+            self._ahead.store_image(making.image.files, lambda error: self._on_stored(making, error))
+
+    def _on_stored(self, making: _Making, error: BaseException | None) -> None:
+        if self._making is not making:
+            return  # closed meanwhile
+        if error is not None:
+            self._give_up(error)
+            return
+        self._making = None
+        # A later file may begin with changes from before: they are in the image as they were last, so again they make
+        # no difference.
+        self._files.changes = [file for file in self._files.changes if file.number > making.behind]
+        self._take_over(making.image)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._making = None
+        log.warning("An image of state could not be made, the next one is tried in due time: %s", error)
+
+    def _take_over(self, image: Image) -> None:
+        self._files.image = list(image.entries)
+        self._image_sections = image.sections
+
+
+_MADE = object()
+
+
+def _image_of(state: StateBackend, files: EntryFiles) -> Image:
+    if isinstance(state, HeapBackend):
+        entries = files.new_image(image_parts(state, files.key_groups))
+        steps = chain.from_iterable(file.steps() for file in entries)
+        return Image(steps, lambda: [file.local() for file in entries], entries=entries)
+    sections = state.snapshot()
+
+    def of_sections() -> list[LocalFile]:
+        return [file for section in sections if section.files is not None for file in section.files()]
+
+    return Image(iter(()), of_sections, sections=sections)
