@@ -17,7 +17,7 @@ from tidegate.storage.store import Data, LocalFiles, Store, open_store
 from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker import main
-from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
+from tidegate.worker.settings import INLINE_BELOW_BYTES, START_WINDOW_BYTES, SlotSettings
 
 PATIENCE_S = 90.0
 PAYLOAD = "x" * 200
@@ -43,6 +43,7 @@ def job(
     tolerable_failures: int = 0,
     backpressure: ActiveBackpressure = ActiveBackpressure.OFF,
     debloat_target_ms: float | None = None,
+    inline_below_bytes: int = INLINE_BELOW_BYTES,
 ) -> Coordinator:
     scan = Scan("rate", {"rowsPerSecond": str(rows_per_s)}, pa.schema([("value", pa.int64())]))
     counted = TransformWithState(MapInArrow(scan, b"payload", "payload", KEYED), 1, b"slow", COUNTED)
@@ -57,6 +58,7 @@ def job(
             active_backpressure=backpressure,
             checkpoint_interval_ms=interval_ms,
             debloat_target_ms=debloat_target_ms,
+            inline_below_bytes=inline_below_bytes,
         ),
         interval_ms=interval_ms,
         timeout_ms=timeout_ms,
@@ -161,6 +163,7 @@ def test_a_slow_store_throttles_a_healthy_stream_only_if_backpressure_is_strict(
         interval_ms=100,
         window_bytes=64 << 10,
         backpressure=mode,
+        inline_below_bytes=0,
     )
     running.append(healthy)
     healthy.start()

@@ -140,14 +140,18 @@ def test_copies_are_of_the_newest_completed_checkpoint_or_the_one_before_until_i
     assert (missing, outdated) == (set(), set())
 
 
-@pytest.mark.parametrize("settings", [{"local_recovery": LocalRecovery.OFF}, {"inline_below_bytes": 1 << 20}])
+@pytest.mark.parametrize(
+    ("settings", "reads_files"),
+    [({"local_recovery": LocalRecovery.OFF}, True), ({"inline_below_bytes": 1 << 20}, False)],
+    ids=["off", "small files, which the manifest holds"],
+)
 def test_without_the_option_and_for_small_files_nothing_is_kept(
-    tmp_path: Path, local_folder: Path, settings: dict[str, Any]
+    tmp_path: Path, local_folder: Path, settings: dict[str, Any], reads_files: bool
 ) -> None:
     seen: list[Path] = []
     failure = FailsOnce(ROWS // 2, ValueError, lambda: seen.extend(local_folder.glob("tidegate-copies-*")))
     restore = run_through(numbered(tmp_path, **settings), failure)
-    assert seen == [] and restore.local_bytes == 0 and restore.remote_bytes > 0
+    assert seen == [] and restore.local_bytes == 0 and (restore.remote_bytes > 0) is reads_files
 
 
 def test_a_disk_that_takes_nothing_ends_the_copying_and_no_checkpoint(tmp_path: Path, local_folder: Path) -> None:

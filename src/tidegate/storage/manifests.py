@@ -33,7 +33,7 @@ class SharedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SlotFile(msgspec.Struct, frozen=True, gc=False):
     """A slot's state file, by its path below the checkpoint location, and the shared files that it refers to.
 
-    `content`: the file itself, with `checkpoint.storage` driver; there is none at the path then.
+    `content`: the file itself, if it is small or with `checkpoint.storage` driver; there is none at the path then.
     """
 
     slot: SlotIndex

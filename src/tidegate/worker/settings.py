@@ -23,6 +23,8 @@ START_WINDOW_BYTES = 16 << 10
 NETWORK_MEMORY_BYTES = 64 << 20
 # Captures smaller than this in one slot are not worth a file of their own; the next checkpoint writes them again.
 INLINE_BELOW_BYTES = 20 << 10
+# What all slots together may have in a manifest without being asked for it: more slots, and it stays as short.
+MANIFEST_CONTENT_BYTES = 512 << 10
 # Read blocks, indexes, filters, and what is not written out yet.
 STATE_MEMORY_BYTES = 128 << 20
 # Rows of vectorised operators that are in use.
@@ -75,6 +77,10 @@ class SlotSettings:
                 return self.inline_below_bytes
             case _:
                 return None  # without files there is nothing that a later checkpoint could refer to
+
+    def in_manifest_below_bytes(self) -> int:
+        """A state file up to that size is no file: captures and states of that size are in it, and little else."""
+        return min(2 * self.inline_below_bytes, MANIFEST_CONTENT_BYTES // self.plan.parallelism)
 
     def window_bounds(self, *, gate_channels: int, slot_channels: int) -> WindowBounds:
         """Of a gate with so many of its slot's channels."""

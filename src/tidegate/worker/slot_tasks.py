@@ -124,6 +124,7 @@ class SlotTasks:
             copies=copies,
             storage=settings.checkpoint_storage,
             ahead=self._ahead,
+            in_manifest_below_bytes=settings.in_manifest_below_bytes(),
         )
         self._snapshots.known.replace(restore.known)
         self._snapshots.start_with(restore.known_files)

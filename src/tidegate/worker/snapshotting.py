@@ -1,9 +1,7 @@
 """A slot's part of each checkpoint: gathers snapshots, encodes between steps, uploads behind, acknowledges."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
-from typing import overload
 
 from tidegate.connectors.contract import Prepared
 from tidegate.model.clock import Clock
@@ -24,11 +22,10 @@ from tidegate.network.messages import (
 from tidegate.protocol.kinds import CheckpointKind, CheckpointStorage
 from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Redistribution, Section
-from tidegate.state.sst_files import chunks_of
 from tidegate.storage import layout
-from tidegate.storage.manifests import MOST_CONTENT_BYTES, SharedFile, check_content
-from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFileWriter, sum_of
-from tidegate.storage.store import Buffer, Store
+from tidegate.storage.manifests import SharedFile
+from tidegate.storage.state_file import SectionKey, SectionKind, StateFileWriter
+from tidegate.storage.store import Store
 from tidegate.worker.captured import HELD, RECEIVED, section_name
 from tidegate.worker.channel_state import (
     CapturedChannel,
@@ -43,13 +40,15 @@ from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import HeldCapture
-from tidegate.worker.state_files import CheckpointFiles
 from tidegate.worker.stored_ahead import StoredAhead
 from tidegate.worker.stored_task import encode_task
 from tidegate.worker.task_reports import TaskSnapshot
+from tidegate.worker.upload import Upload, Uploaded, UploadTimes
 
 PART_MARK = "#"
 _DONE = object()
+# How fast storage is decides when to switch. Where nothing needs a file, one is stored so often to know.
+_MEASURE_STORAGE_EVERY_MS = 60_000.0
 # A late snapshot of an aborted checkpoint is recognised as long as its id is within this many of the newest abort.
 _REMEMBERED_ABORTS = 1000
 
@@ -92,7 +91,7 @@ class _Assembly:
     triggered_at_ms: float | None = None
     encoding_at_ms: float | None = None
     queued_at_ms: float | None = None
-    upload: "_UploadTimes" = field(default_factory=lambda: _UploadTimes())
+    upload: UploadTimes = field(default_factory=UploadTimes)
 
     def drop(self) -> None:
         # What encodes it refers to it, too: the files of a snapshot would stay until the garbage is collected.
@@ -101,53 +100,6 @@ class _Assembly:
     def raise_if_dropped(self) -> None:
         if self.is_dropped:
             raise DidNotHappen("The checkpoint was aborted while it was uploaded.")
-
-
-@dataclass(slots=True)
-class _UploadTimes:
-    """Written by the thread that uploads, looked at by the loop."""
-
-    began_at_ms: float | None = None
-    sink_ms: float = 0.0
-    storing_ms: float = 0.0
-    stored_bytes: int = 0
-    is_storing: bool = False
-
-
-class _Wanted(Items[Buffer]):
-    """The pieces of a file for as long as anybody waits for it: an upload ends in its midst when nobody does."""
-
-    def __init__(self, pieces: Items[Buffer], assembly: _Assembly) -> None:
-        self._pieces = pieces
-        self._assembly = assembly
-
-    @overload
-    def __getitem__(self, index: int) -> Buffer: ...
-    @overload
-    def __getitem__(self, index: slice) -> Items[Buffer]: ...
-    def __getitem__(self, index: int | slice) -> Buffer | Items[Buffer]:
-        self._assembly.raise_if_dropped()
-        return self._pieces[index]
-
-    def __len__(self) -> int:
-        return len(self._pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class _Uploaded:
-    """`captured`: the shared files of captured data, by which elements number them; `state_files` by their names.
-
-    `content`: the state file, where it is stored with the manifest.
-    """
-
-    path: str
-    file: FileSum
-    content: bytes | None
-    captured: list[SharedFile]
-    state_files: dict[str, SharedFile]
-    async_ms: float
-    stored_bytes: int
-    storing_ms: float
 
 
 def _nothing_known(checkpoint: CheckpointId, since_ms: float) -> tuple[list[TaskStanding], list[LongStep]]:
@@ -176,6 +128,7 @@ class SlotSnapshots:
         copies: LocalCopies | None = None,
         storage: CheckpointStorage = CheckpointStorage.FILES,
         ahead: StoredAhead | None = None,
+        in_manifest_below_bytes: int = 0,
     ) -> None:
         self._slot = slot
         self._generation = generation
@@ -190,6 +143,7 @@ class SlotSnapshots:
         self._copies = copies if storage is CheckpointStorage.FILES else None
         self._storage = storage
         self._ahead = ahead
+        self._in_manifest_below_bytes = in_manifest_below_bytes
         self._assemblies: dict[CheckpointId, _Assembly] = {}
         self._aborted: set[CheckpointId] = set()
         self._savepoints: set[CheckpointId] = set()
@@ -201,6 +155,7 @@ class SlotSnapshots:
         self.known_files: dict[str, SharedFile] = {}
         self._acknowledged_files: dict[CheckpointId, dict[str, SharedFile]] = {}
         self._storage_speed = UNKNOWN_SPEED
+        self._measured_at_ms = float("-inf")
         # What sinks prepared for checkpoints that are not known to be complete. Each later checkpoint carries it too:
         # if an earlier one fails, its rows are still committed, and committing them twice changes nothing.
         self._unsettled: dict[TaskId, dict[CheckpointId, Prepared]] = {}
@@ -402,16 +357,11 @@ class SlotSnapshots:
 
     def _upload(self, checkpoint: CheckpointId, assembly: _Assembly) -> None:
         assembly.is_uploading = True
-        folder = layout.CheckpointFolder(checkpoint, self._generation)
-        savepoint = assembly.savepoint
-        path = layout.state_file(folder, self._slot) if savepoint is None else layout.savepoint_state_file(self._slot)
         started_ms = assembly.queued_at_ms = self._clock.monotonic_ms()
         times = assembly.upload
-        uploaded: list[_Uploaded] = []
+        uploaded: list[Uploaded] = []
         to_commit = {task: self._to_commit(task, checkpoint) for task in assembly.parts}
-        copies = self._copies if savepoint is None else None
-        captures = assembly.captures
-        assert captures is not None, "encoded before it is uploaded"
+        upload = self._upload_of(checkpoint, assembly, started_ms)
 
         def work() -> None:
             if assembly.is_dropped:
@@ -423,63 +373,7 @@ class SlotSnapshots:
             times.sink_ms = self._clock.monotonic_ms() - times.began_at_ms
             times.is_storing = True
             assembly.raise_if_dropped()
-            is_in_manifest = self._storage is CheckpointStorage.DRIVER
-            inline_bytes = MOST_CONTENT_BYTES if is_in_manifest else self._inline_below_bytes
-            files = CheckpointFiles(folder, self._slot, assembly.known_files, inline_bytes)
-            for key, section in assembly.with_files:
-                assert section.files is not None
-                assembly.writer.add(key, files.add(section, section.files()))
-            store = self._store if savepoint is None else self._open_location(savepoint)
-            storing_since_ms = self._clock.monotonic_ms()
-            captured = list(captures.reused)
-            stored_bytes = 0
-            if captures.new_pieces:
-                new_file = layout.channel_file(folder, self._slot)
-                new_sum = sum_of(captures.new_pieces)
-                store.put(new_file, _Wanted(captures.new_pieces, assembly))
-                captured.append(SharedFile(new_file, new_sum.length_bytes, new_sum.crc32))
-                if copies is not None:
-                    copies.keep(new_file, captures.new_pieces, length_bytes=new_sum.length_bytes)
-                stored_bytes += new_sum.length_bytes
-            if is_in_manifest:
-                # What did not fit counts, too: it would have to be in a file of its own.
-                check_content(
-                    sum(new.file.length_bytes for new in files.new.values()) + inline_bytes - files.inline_bytes
-                )
-            state_files = {**assembly.kept_files, **files.reused}
-            for name, new in files.new.items():
-                chunks = _Wanted(chunks_of(new.file), assembly)
-                chunks_sum = sum_of(chunks)
-                store.put(new.path, chunks)
-                state_files[name] = SharedFile(new.path, chunks_sum.length_bytes, chunks_sum.crc32)
-                stored_bytes += chunks_sum.length_bytes
-            pieces = assembly.writer.finish()
-            file = sum_of(pieces)
-            if is_in_manifest:
-                check_content(file.length_bytes)
-            else:
-                store.put(path, _Wanted(pieces, assembly))
-            if copies is not None:
-                copies.keep(path, pieces, length_bytes=file.length_bytes)
-                for reused in captures.reused:
-                    copies.adopt(reused.path)
-                for stored_path, here in files.here.items():
-                    copies.link(stored_path, here.path)
-            now_ms = self._clock.monotonic_ms()
-            stored_bytes += file.length_bytes
-            times.storing_ms, times.stored_bytes = now_ms - storing_since_ms, stored_bytes
-            uploaded.append(
-                _Uploaded(
-                    path=path,
-                    file=file,
-                    content=b"".join(pieces) if is_in_manifest else None,
-                    captured=captured,
-                    state_files=state_files,
-                    async_ms=now_ms - started_ms,
-                    stored_bytes=stored_bytes,
-                    storing_ms=now_ms - storing_since_ms,
-                )
-            )
+            uploaded.append(upload.run())
 
         def then(error: BaseException | None) -> None:
             if self._assemblies.pop(checkpoint, None) is None:
@@ -488,10 +382,38 @@ class SlotSnapshots:
                 reason = f"{type(error).__name__}: {error}"
                 self._send(Decline(self._generation, checkpoint, reason, is_upload=times.is_storing))
                 return
-            self._storage_speed = StorageSpeed(uploaded[0].stored_bytes, uploaded[0].storing_ms)
+            if uploaded[0].stored_bytes:
+                self._storage_speed = StorageSpeed(uploaded[0].stored_bytes, uploaded[0].storing_ms)
+                self._measured_at_ms = uploaded[0].ended_at_ms
             self._acknowledge(checkpoint, assembly, to_commit, uploaded[0])
 
         self._background.submit(work, then)
+
+    def _upload_of(self, checkpoint: CheckpointId, assembly: _Assembly, now_ms: float) -> Upload:
+        folder = layout.CheckpointFolder(checkpoint, self._generation)
+        savepoint, captures = assembly.savepoint, assembly.captures
+        assert captures is not None, "encoded before it is uploaded"
+        path = layout.state_file(folder, self._slot) if savepoint is None else layout.savepoint_state_file(self._slot)
+        # Somebody else's to look at and to carry elsewhere: a savepoint has the same files whatever its size.
+        may_be_in_manifest = savepoint is None and now_ms < self._measured_at_ms + _MEASURE_STORAGE_EVERY_MS
+        return Upload(
+            folder=folder,
+            slot=self._slot,
+            path=path,
+            storage=self._storage,
+            open_store=lambda: self._store if savepoint is None else self._open_location(savepoint),
+            writer=assembly.writer,
+            captures=captures,
+            with_files=assembly.with_files,
+            known_files=assembly.known_files,
+            kept_files=assembly.kept_files,
+            inline_below_bytes=self._inline_below_bytes,
+            in_manifest_below_bytes=self._in_manifest_below_bytes if may_be_in_manifest else 0,
+            copies=self._copies if savepoint is None else None,
+            clock=self._clock,
+            times=assembly.upload,
+            raise_if_dropped=assembly.raise_if_dropped,
+        )
 
     def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
         return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]
@@ -501,8 +423,10 @@ class SlotSnapshots:
         checkpoint: CheckpointId,
         assembly: _Assembly,
         to_commit: dict[TaskId, list[Prepared]],
-        uploaded: _Uploaded,
+        uploaded: Uploaded,
     ) -> None:
+        assert assembly.queued_at_ms is not None, "queued before it is uploaded"
+        async_ms = uploaded.ended_at_ms - assembly.queued_at_ms
         captures = assembly.captures
         assert captures is not None
         held_elements: list[StoredChannel] = []
@@ -533,7 +457,7 @@ class SlotSnapshots:
                 length=uploaded.file.length_bytes,
                 crc32=uploaded.file.crc32,
                 parts=[
-                    _task_part(part.snapshot, captures, to_commit[task], uploaded.async_ms)
+                    _task_part(part.snapshot, captures, to_commit[task], async_ms)
                     for task, part in assembly.parts.items()
                 ],
                 received=received,

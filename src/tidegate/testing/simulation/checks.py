@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.coordinator.durable import files_of
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import CheckpointId, SlotIndex, TaskId, range_of
 from tidegate.operators.async_map import SECTION as WAITING_ROWS
@@ -24,6 +25,7 @@ from tidegate.storage.job_log import (
     retained_checkpoints,
 )
 from tidegate.storage.manifests import Manifest, decode_manifest
+from tidegate.storage.state_file import check_sum
 from tidegate.storage.store import Store
 from tidegate.testing.simulation.incarnation import Incarnation
 from tidegate.testing.simulation.restored import applied_rules, entries_of
@@ -39,10 +41,8 @@ def check_retained(store: SimStore, plan: JobPlan) -> None:
         place: Store = store if completed.location is None else SimStore(store._world, completed.location)
         try:
             manifest = decode_manifest(place.read(completed.manifest), name=completed.manifest)
-            for slot in manifest.slots:
-                place.read(slot.path)
-                for file in slot.shared:
-                    place.read(file.path)
+            for path, file in files_of(manifest).items():
+                check_sum(place.read(path), file, name=path)
             _check_captured(place, manifest, plan)
         except Damaged as error:
             raise SimulationFailed(f"checkpoint {completed.checkpoint} is retained and not whole: {error}") from error
