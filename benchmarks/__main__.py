@@ -113,6 +113,7 @@ def _run(variant: Variant, programs: Programs) -> Observation | Failure:
             cores=CORES,
             timeout_s=variant.expected_s + LEEWAY_S,
             extra_environment=variant.environment,
+            files_in=variant.files_in,
         )
     except RunFailed as failure:
         return str(failure)

@@ -6,6 +6,7 @@ Knows neither how processes run nor how pages are written.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks.processes import Observation
@@ -30,7 +31,8 @@ class System(Enum):
 class Variant:
     """One system in one setting. `program` is its module or class; `work` are the program's arguments.
 
-    `filling_s`: what the program takes before its warm-up, about.
+    `filling_s`: what the program takes before its warm-up, about. `files_in`: where it writes, if not to the disk that
+    temporary files are on.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Variant:
     work: Mapping[str, object]
     environment: Mapping[str, str] = field(default_factory=dict)
     filling_s: float = 0.0
+    files_in: Path | None = None
 
     @property
     def expected_s(self) -> float:

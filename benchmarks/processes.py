@@ -89,13 +89,20 @@ class Results:
 
 
 def observe(
-    command: Sequence[str], *, cores: int, timeout_s: float, extra_environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    cores: int,
+    timeout_s: float,
+    extra_environment: Mapping[str, str] | None = None,
+    files_in: Path | None = None,
 ) -> Observation:
+    """`files_in`: where the run has its folder, checkpoints and all; None is where temporary files go."""
     load_before = os.getloadavg()[0]
     cpu_before_s: float | None = None
     samples: list[Mapping[str, float]] = []
     watch: MemoryWatch | None = None
-    with _events(command, cores=cores, timeout_s=timeout_s, more=extra_environment or {}) as (session, events):
+    more = extra_environment or {}
+    with _events(command, cores=cores, timeout_s=timeout_s, more=more, files_in=files_in) as (session, events):
         try:
             for event in events:
                 match event.pop("event"):
@@ -174,10 +181,10 @@ def _proportional_bytes(pid: int) -> int:
 
 @contextmanager
 def _events(
-    command: Sequence[str], *, cores: int, timeout_s: float, more: Mapping[str, str]
+    command: Sequence[str], *, cores: int, timeout_s: float, more: Mapping[str, str], files_in: Path | None = None
 ) -> "Iterator[tuple[int, Iterator[dict[str, Any]]]]":
     """Starts the process, gives its session and what it says, and ends all of it."""
-    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=files_in, ignore_cleanup_errors=True) as folder:
         errors = Path(folder) / "stderr"
         place = Path(folder) / "files"
         place.mkdir()

@@ -34,6 +34,15 @@ print(json.dumps(measured), flush=True)
     assert seen.checkpoints == (Checkpoint(1, "completed", "aligned", 0.5, 5.0, 0, 0, 9),)
 
 
+def test_a_run_has_its_folder_where_it_is_told_and_it_goes_with_the_run(tmp_path: Path) -> None:
+    said = f"""
+is_below = os.environ["TMPDIR"] == sys.argv[1] and sys.argv[1].startswith({str(tmp_path)!r})
+print(json.dumps({{"event": "measured", "rows": int(is_below), "seconds": 1.0, "checkpoints": []}}), flush=True)
+"""
+    assert observe(python(said), cores=1, timeout_s=60, files_in=tmp_path).rows == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @needs_proc
 def test_processor_time_is_that_of_all_processes_of_the_run_between_its_two_words() -> None:
     """Two others work before the first word and one after it; all are of the run, and stay till its end."""
