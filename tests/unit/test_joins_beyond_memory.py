@@ -145,7 +145,7 @@ steps = st.lists(
 
 @pytest.mark.usefixtures("tiny_steps")
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     drawn=steps,
     aheads=st.tuples(st.integers(-9, 4), st.integers(-9, 4)),

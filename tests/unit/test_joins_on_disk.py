@@ -87,8 +87,9 @@ def kept(harness: Harness) -> Counter[Any]:
 def kept_in(sections: list[RestoredSection], backends: RocksBackends) -> Counter[Any]:
     """What one that is restored from these keeps."""
     harness = logged(backends, sections)
+    found = kept(harness)
     harness.operator.close()
-    return kept(harness)
+    return found
 
 
 def is_consistent(harness: Harness) -> bool:

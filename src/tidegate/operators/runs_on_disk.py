@@ -68,6 +68,8 @@ class RunsOnDisk:
 
     def _next_leaving(self) -> _Leaving | None:
         """The run that is being written, or one that is to be; once there are too many, half of them leave."""
+        if self._leaving is not None and self._leaving.run.live_count == 0:
+            self._leaving = None
         if self._leaving is None:
             goal_bytes = self._most_bytes() // 2 if self._is_emptying else self._most_bytes()
             self._is_emptying = self._in_memory_bytes() > goal_bytes
@@ -87,11 +89,10 @@ class RunsOnDisk:
         """About so much of it; how much it was."""
         run, file = leaving.run, leaving.file
         begun_at = file.written_bytes
-        while run.live_count and file.written_bytes < begun_at + most_bytes and not file.is_written():
+        while file.written_bytes < begun_at + most_bytes and not file.is_written():
             next(leaving.steps, None)
         if file.is_written():
             run.rows = RowsInFile(file, run.rows_bytes, self._mappings)
-        if file.is_written() or run.live_count == 0:
             self._leaving = None
         return file.written_bytes - begun_at
 
@@ -101,6 +102,8 @@ class RunsOnDisk:
             for run in side.runs:
                 if run.is_apart and run.is_sparse():
                     side.bring_back(run)
+                    if self._leaving is not None and self._leaving.run is run:
+                        self._leaving = None
                     return
 
     def _in_memory_bytes(self) -> int:
