@@ -180,25 +180,22 @@ class RowStore:
 
     def tidy(self) -> None:
         """Gives back the room of removed rows, once that is most of a run."""
-        self.runs = [run for run in self.runs if run.live_count]
-        sparse = [run for run in self.runs if run.is_sparse() and not run.is_apart]
-        if sparse:
-            self._replace(sparse)
+        self.runs = [run if run.is_apart or not run.is_sparse() else _kept(run) for run in self.runs if run.live_count]
 
     def bring_back(self, run: Run) -> None:
-        """What is left of a run that is apart is in memory then."""
-        self._replace([run])
+        """What is left of a run that is apart is in memory then, and merged with others that are as short."""
+        self.runs = [each for each in self.runs if each is not run]
+        if run.live_count:
+            self.runs.append(_kept(run))
+        self.merge_short()
+
+    def merge_short(self) -> None:
+        """Also those between longer ones, which were as long once."""
+        self.runs.sort(key=lambda run: (not run.is_apart, -run.live_count))
+        self._merge_like_sizes()
 
     def size_bytes(self) -> int:
         return sum(run.size_bytes() for run in self.runs)
-
-    def _replace(self, runs: Sequence[Run]) -> None:
-        """By what is left of them, which is merged with others that are as short by now."""
-        replaced = {id(run) for run in runs}
-        self.runs = [run for run in self.runs if id(run) not in replaced]
-        self.runs += [_kept(run) for run in runs if run.live_count]
-        self.runs.sort(key=lambda run: (not run.is_apart, -run.live_count))
-        self._merge_like_sizes()
 
     def _merge_like_sizes(self) -> None:
         """Each run stays more than twice as long as the next, unless both are very short or too long to be merged."""

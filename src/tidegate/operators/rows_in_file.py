@@ -34,9 +34,7 @@ class Mappings:
     def make_room(self, rows: "RowsInFile") -> None:
         """For one that is to be mapped. All runs are looked at in turns, so that none is due to be looked at sooner."""
         most_bytes = self._most_bytes()
-        while self._mapped and (
-            len(self._mapped) >= _MOST_MAPPED or self._mapped_bytes + rows.size_bytes > most_bytes
-        ):
+        while self._mapped and (len(self._mapped) >= _MOST_MAPPED or self._mapped_bytes + rows.size_bytes > most_bytes):
             oldest, size_bytes = self._mapped.popleft()
             self._mapped_bytes -= size_bytes
             if (found := oldest()) is not None:

@@ -70,15 +70,22 @@ class RunsOnDisk:
         """The run that is being written, or one that is to be; once there are too many, half of them leave."""
         if self._leaving is not None and self._leaving.run.live_count == 0:
             self._leaving = None
-        if self._leaving is None:
-            goal_bytes = self._most_bytes() // 2 if self._is_emptying else self._most_bytes()
-            self._is_emptying = self._in_memory_bytes() > goal_bytes
-            if self._is_emptying:
-                run = self._chosen()
-                run.is_apart = True
-                file = begin_file(run.batch(), self._store.files)
-                self._leaving = _Leaving(run, file, file.steps())
+        if self._leaving is None and self._has_too_many():
+            run = self._chosen()
+            run.is_apart = True
+            file = begin_file(run.batch(), self._store.files)
+            self._leaving = _Leaving(run, file, file.steps())
         return self._leaving
+
+    def _has_too_many(self) -> bool:
+        if self._is_emptying:
+            self._is_emptying = self._in_memory_bytes() > self._most_bytes() // 2
+        elif self._in_memory_bytes() > self._most_bytes():
+            self._is_emptying = True
+            for side in self._sides:
+                # Short ones would make many short files.
+                side.merge_short()
+        return self._is_emptying
 
     def _chosen(self) -> Run:
         """Of the runs that came first on each side the larger one: runs that came later are smaller, or as large."""
