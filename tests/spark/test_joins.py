@@ -132,6 +132,15 @@ def test_streams_are_joined_as_by_spark_with_a_log_of_their_rows(spark: SparkSes
     assert found == ran_by_spark(JOINS[name](*streams(spark, folder)))
 
 
+@pytest.mark.parametrize("name", ["inner", "full outer, where nulls meet", "left semi"])
+def test_streams_are_joined_as_by_spark_when_their_rows_do_not_fit(
+    spark: SparkSession, folder: Path, name: str
+) -> None:
+    beyond = {"state.backend": "rocksdb", "state.rocksdb.rowMemory": "1KiB", "checkpoint.interval": "20ms"}
+    found = ran(JOINS[name](*streams(spark, folder)), 2, **beyond)
+    assert found == ran_by_spark(JOINS[name](*streams(spark, folder)))
+
+
 def test_a_join_without_a_watermark_gives_every_pair(spark: SparkSession, folder: Path) -> None:
     def joined(a: DataFrame, b: DataFrame) -> DataFrame:
         return a.join(b, F.expr("ak = bk and av = bv"))

@@ -60,7 +60,7 @@ class LoggedHarness(Harness):
         backends = self.backends
         assert backends is not None
         context = TaskContext(none, 1, 128, self.key_groups, none, none, none, floors=self.floors)
-        self.context = replace(context, open_log=lambda: backends.open_log(self.key_groups))
+        self.context = replace(context, open_runs=lambda: backends.open_runs(self.key_groups))
         self.operator.open(self.context, self.restored)
 
 
@@ -79,7 +79,7 @@ def kept(harness: Harness) -> Counter[Any]:
     found: Counter[Any] = Counter()
     for name, own in (("left", harness.operator._left), ("right", harness.operator._right)):
         for run in own.store.runs:
-            rows = rows_of([run.rows])
+            rows = rows_of([run.batch()])
             found.update((name, rows[at], bool(run.has_partner[at])) for at in np.flatnonzero(run.is_live))
     return found
 
@@ -87,8 +87,9 @@ def kept(harness: Harness) -> Counter[Any]:
 def kept_in(sections: list[RestoredSection], backends: RocksBackends) -> Counter[Any]:
     """What one that is restored from these keeps."""
     harness = logged(backends, sections)
+    found = kept(harness)
     harness.operator.close()
-    return kept(harness)
+    return found
 
 
 def is_consistent(harness: Harness) -> bool:
@@ -195,7 +196,7 @@ def test_a_logged_join_gives_and_stores_what_one_in_memory_does(
     kind: JoinType, drawn: list[Any], aheads: tuple[int, int]
 ) -> None:
     spec = join(kind, left=side(ahead_s=aheads[0]), right=side(ahead_s=aheads[1]), condition=LESS)
-    with opened_backends(rows_memory_bytes=1) as backends:
+    with opened_backends(rows_memory_bytes=1 << 30) as backends:
         job, taken = Job(spec, backends), None
         for what, how in drawn:
             match what:

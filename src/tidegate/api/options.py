@@ -333,7 +333,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "state.rocksdb.rowMemory",
             "512MiB",
             _size,
-            "with state.backend rocksdb: bytes of a slot's groups that are in memory",
+            "with state.backend rocksdb: bytes of a slot's groups and joined rows that are in memory",
             None,
         ),
         OptionSpec(

@@ -14,7 +14,7 @@ from tidegate.model.ids import KeyGroupRange, TaskId
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection, Section, StateBackend
 from tidegate.state.row_log import RowLog
-from tidegate.state.row_store import RowStore
+from tidegate.state.row_store import RowStore, RunStore
 
 Emit: TypeAlias = Callable[[pa.RecordBatch], None]
 
@@ -220,6 +220,7 @@ class TaskContext:
 
     `open_rows`: where an operator keeps rows, empty; None if it keeps them in memory and snapshots them whole.
     `open_log`: for one that keeps its rows in memory, and snapshots what changed; None as for `open_rows`.
+    `open_runs`: for one whose rows never change, as `open_rows`.
     """
 
     task: TaskId
@@ -234,6 +235,7 @@ class TaskContext:
     open_calls: OpenCalls = _no_calls
     open_rows: Callable[[], RowStore | None] = _in_memory
     open_log: Callable[[], RowLog | None] = _in_memory
+    open_runs: Callable[[], RunStore | None] = _in_memory
 
 
 class Operator(Protocol):

@@ -3,7 +3,7 @@
 Rows lie in runs sorted by hash. A slice makes a run; runs of like size are merged up to a length that is still quickly
 merged, so that there are few of them and a row is moved a few times only. Rows never change: what does, whether a row
 has had a partner and whether it is still there, is a flag beside it. Where a log holds the rows, it is told of both.
-Must never touch single rows in Python.
+The rows of a run may lie in a file. Must never touch single rows in Python.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +26,7 @@ from tidegate.operators.columnar import (
     slots_array,
 )
 from tidegate.operators.row_numbers import Changes, Numbers, RowNumbers
+from tidegate.operators.rows_in_file import RowsInFile
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, is_variable_width, validity_of
 
 # Bounds what is joined at once: a slice may find any number of partners.
@@ -35,24 +36,35 @@ MOST_RUN_ROWS: Final = 1 << 17
 # Runs up to this size are merged whenever the next one comes, so that small slices do not make many runs.
 _SMALL_RUN_ROWS: Final = 1 << 10
 _NEVER_US: Final = int(np.iinfo(np.int64).max)
+_ANY_BYTES: Final = 1 << 62
 
 
 @dataclass(slots=True)
 class Run:
-    """Rows by ascending hash. `ends_us`: when a row can find no partner any more. `numbers`: None without a log."""
+    """Rows by ascending hash. `ends_us`: when a row can find no partner any more. `numbers`: None without a log.
 
-    rows: pa.RecordBatch
+    `is_apart`: its rows are in a file or on the way there, and are not moved.
+    """
+
+    rows: pa.RecordBatch | RowsInFile
     hashes: Hashes
     ends_us: npt.NDArray[np.int64]
     has_partner: Flags
     is_live: Flags
     numbers: RowNumbers | None = None
+    is_apart: bool = False
     first_end_us: int = field(init=False)
     live_count: int = field(init=False)
+    rows_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.live_count = int(np.count_nonzero(self.is_live))
+        self.rows_bytes = self.rows.size_bytes if isinstance(self.rows, RowsInFile) else int(self.rows.nbytes)
         self.find_first_end()
+
+    def batch(self) -> pa.RecordBatch:
+        """The rows, wherever they lie; for the step in which they are looked at."""
+        return self.rows.batch() if isinstance(self.rows, RowsInFile) else self.rows
 
     def remove(self, places: Slots) -> None:
         """Rows that are there, each named once."""
@@ -71,9 +83,13 @@ class Run:
         left = self.ends_us[self.is_live]
         self.first_end_us = int(left.min()) if len(left) else _NEVER_US
 
+    def is_sparse(self) -> bool:
+        """Most of its rows are gone."""
+        return 2 * self.live_count <= len(self.is_live)
+
     def size_bytes(self) -> int:
         numbers_bytes = 0 if self.numbers is None else self.numbers.of_row.nbytes
-        return int(self.rows.nbytes) + self.hashes.nbytes + self.ends_us.nbytes + 2 * len(self.is_live) + numbers_bytes
+        return self.rows_bytes + self.hashes.nbytes + self.ends_us.nbytes + 2 * len(self.is_live) + numbers_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +133,11 @@ class Candidates:
 
 
 class RowStore:
-    """`changes`: for rows that a log holds."""
+    """`changes`: for rows that a log holds. `most_run_bytes`: of the rows of runs that are merged."""
 
     def __init__(self, changes: Changes | None = None) -> None:
         self.runs: list[Run] = []
+        self.most_run_bytes = _ANY_BYTES
         self._changes = changes
 
     def add(
@@ -163,9 +180,19 @@ class RowStore:
 
     def tidy(self) -> None:
         """Gives back the room of removed rows, once that is most of a run."""
-        self.runs = [
-            run if 2 * run.live_count > len(run.is_live) else _kept(run) for run in self.runs if run.live_count
-        ]
+        self.runs = [run if run.is_apart or not run.is_sparse() else _kept(run) for run in self.runs if run.live_count]
+
+    def bring_back(self, run: Run) -> None:
+        """What is left of a run that is apart is in memory then, and merged with others that are as short."""
+        self.runs = [each for each in self.runs if each is not run]
+        if run.live_count:
+            self.runs.append(_kept(run))
+        self.merge_short()
+
+    def merge_short(self) -> None:
+        """Also those between longer ones, which were as long once."""
+        self.runs.sort(key=lambda run: (not run.is_apart, -run.live_count))
+        self._merge_like_sizes()
 
     def size_bytes(self) -> int:
         return sum(run.size_bytes() for run in self.runs)
@@ -173,11 +200,13 @@ class RowStore:
     def _merge_like_sizes(self) -> None:
         """Each run stays more than twice as long as the next, unless both are very short or too long to be merged."""
         while len(self.runs) > 1:
-            last, before = self.runs[-1].live_count, self.runs[-2].live_count
+            first, second = self.runs[-2:]
+            before, last = first.live_count, second.live_count
             if (before > 2 * last and before > _SMALL_RUN_ROWS) or before + last > MOST_RUN_ROWS:
                 return
-            second, first = self.runs.pop(), self.runs.pop()
-            self.runs.append(_merged(first, second))
+            if first.is_apart or second.is_apart or first.rows_bytes + second.rows_bytes > self.most_run_bytes:
+                return
+            self.runs[-2:] = [_merged(first, second)]
 
 
 def pairs_of(found: Iterable[Candidates]) -> Iterator[Pairs]:
@@ -246,7 +275,7 @@ def _merged(first: Run, second: Run) -> Run:
     order = np.argsort(hashes, kind="stable")
     order = order[live[order]]
     return Run(
-        rows=taken(pa.concat_batches([first.rows, second.rows]), order),
+        rows=taken(pa.concat_batches([first.batch(), second.batch()]), order),
         hashes=hashes[order],
         ends_us=np.concatenate([first.ends_us, second.ends_us])[order],
         has_partner=np.concatenate([first.has_partner, second.has_partner])[order],
@@ -258,7 +287,7 @@ def _merged(first: Run, second: Run) -> Run:
 def _kept(run: Run) -> Run:
     live = np.flatnonzero(run.is_live)
     return Run(
-        rows=taken(run.rows, live),
+        rows=taken(run.batch(), live),
         hashes=run.hashes[live],
         ends_us=run.ends_us[live],
         has_partner=run.has_partner[live],

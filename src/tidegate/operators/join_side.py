@@ -95,11 +95,11 @@ def _row_schema(spec: JoinInputSpec) -> pa.Schema:
 
 def frozen_rows(run: Run, places: Slots) -> Callable[[slice], tuple[list[pa.Array], Hashes]]:
     """Rows at these places with their flags as they are now, and their hashes, by place among them."""
-    # Rows of a run never change, so they are read when encoding; the flags are those of this moment.
-    rows, hashes, flags = run.rows, run.hashes, run.has_partner[places]
+    # Rows of a run never change, so they are read when encoding, wherever they lie then; the flags are of this moment.
+    flags = run.has_partner[places]
 
     def read(part: slice) -> tuple[list[pa.Array], Hashes]:
-        columns = taken(rows, places[part]).columns
-        return [*columns, fixed_array(pa.bool_(), flags[part], None)], hashes[places[part]]
+        columns = taken(run.batch(), places[part]).columns
+        return [*columns, fixed_array(pa.bool_(), flags[part], None)], run.hashes[places[part]]
 
     return read

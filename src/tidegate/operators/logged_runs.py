@@ -1,10 +1,11 @@
 """The rows that a join keeps, in a log of files: a snapshot writes those that came since the last one.
 
-All rows are in memory too. Of rows in the log it is written which have met a partner, and which are gone. Must never
-look at more rows in a snapshot than lie in runs with new ones, or with rows of files that are given up.
+All rows are in runs too, in memory or in files of their own. Of rows in the log it is written which have met a
+partner, and which are gone. Must never look at more rows in a snapshot than lie in runs with new ones, or with rows of
+files that are given up.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -30,10 +31,11 @@ class LoggedRuns:
         for side in sides.values():
             side.hold_in_log(self._changes)
 
-    def restore(self, sections: Sequence[RestoredSection]) -> list[RestoredSection]:
-        """Takes in what is in logs; gives what is not."""
+    def restore(self, sections: Sequence[RestoredSection], on_added: Callable[[], None]) -> list[RestoredSection]:
+        """Takes in what is in logs, a bounded number of rows before each call of `on_added`; gives what is not."""
         for found in self._log.restored(sections):
             self._sides[found.number_column].add_stored(found.with_flags(), found.numbers)
+            on_added()
         return [section for section in sections if section.name != ROW_LOG_SECTION]
 
     def snapshot(self, context: TaskContext) -> list[Section]:

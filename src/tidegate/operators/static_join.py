@@ -214,7 +214,7 @@ class StaticJoinOperator(GivesInOrder[_Held]):
         """The pairs of these numbers that are some, and for each the row of the stream."""
         assert probe.found is not None
         pairs = probe.found.pairs(start, stop)
-        probing, theirs = pairs.probing, taken(pairs.run.rows, pairs.places)
+        probing, theirs = pairs.probing, taken(pairs.run.batch(), pairs.places)
         matches = same_keys(taken(probe.keys, probing), theirs, self._key_count)
         if not matches.all():
             probing, theirs = probing[matches], theirs.filter(flags_array(matches))

@@ -44,10 +44,8 @@ class RowFormat:
     def encoded(self, rows: pa.RecordBatch, hashes: Hashes, max_parallelism: int) -> Sequence[memoryview]:
         """A whole Arrow stream of these rows, whose keys have those hashes."""
         key_groups = fixed_array(pa.uint16(), key_group_of(hashes, max_parallelism), None)
-        schema, target = _with_key_group(self.schema), _Pieces()
-        with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), schema) as stream:
-            stream.write_batch(pa.RecordBatch.from_arrays([*rows.columns, key_groups], schema=schema))
-        return target.pieces
+        schema = _with_key_group(self.schema)
+        return stream_of(pa.RecordBatch.from_arrays([*rows.columns, key_groups], schema=schema))
 
     def is_of(self, stream: pa.ipc.RecordBatchStreamReader) -> bool:
         return bool(stream.schema == _with_key_group(self.schema))
@@ -80,6 +78,14 @@ class RowFormat:
         self, read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], max_parallelism: int, part: slice
     ) -> Sequence[memoryview]:
         return self.encoded(*read(part), max_parallelism)
+
+
+def stream_of(rows: pa.RecordBatch) -> Sequence[memoryview]:
+    """A whole Arrow stream of one batch."""
+    target = _Pieces()
+    with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), rows.schema) as stream:
+        stream.write_batch(rows)
+    return target.pieces
 
 
 def with_key_group(rows: pa.RecordBatch, key_count: int, max_parallelism: int) -> pa.RecordBatch:

@@ -31,6 +31,7 @@ from tidegate.operators.join_rows import (
 from tidegate.operators.join_side import JoinSide, kept_schema
 from tidegate.operators.logged_runs import LoggedRuns
 from tidegate.operators.numbered_format import numbered
+from tidegate.operators.runs_on_disk import RunsOnDisk
 from tidegate.plan.kernels import compile_expression
 from tidegate.plan.key_groups import hash_rows
 from tidegate.plan.nodes import JoinType
@@ -73,17 +74,21 @@ class StreamJoinOperator:
         self._held = HeldPairs(spec.schema)
         self._passed_ms = MIN_WATERMARK_MS
         self._logged: LoggedRuns | None = None
+        self._on_disk: RunsOnDisk | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._time.open(context)
-        log = context.open_log()
-        if log is not None:
-            self._logged = LoggedRuns(log, self._sides(), context)
-            restored = self._logged.restore(restored)
+        store = context.open_runs()
+        if store is not None:
+            self._logged = LoggedRuns(store.log, self._sides(), context)
+            self._on_disk = RunsOnDisk(store, (self._left.store, self._right.store))
+            restored = self._logged.restore(restored, self._on_disk.leave_all)
         for section in restored:
             refuse_files(section)
             self._restore(section)
+            if self._on_disk is not None:
+                self._on_disk.leave_all()
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         self._join(rows, self._left, self._right, emit)
@@ -118,11 +123,13 @@ class StreamJoinOperator:
                 alone = places[~run.has_partner[places]] if side.keeps_alone else places[:0]
                 run.remove(places)
                 run.find_first_end()
-                self._emit_alone(side, run.rows, alone, emit)
+                if len(alone):
+                    self._emit_alone(side, run.batch(), alone, emit)
                 left -= len(places)
                 if left == 0:
                     return True
             side.store.tidy()
+        self._move_some()
         return False
 
     def watermark_behind(self, event_time_ms: int) -> int:
@@ -170,6 +177,8 @@ class StreamJoinOperator:
     def close(self) -> None:
         if self._logged is not None:
             self._logged.close()
+        if self._on_disk is not None:
+            self._on_disk.close()
 
     # -- rows in
 
@@ -215,6 +224,12 @@ class StreamJoinOperator:
     def _keep(self, arrival: Arrival) -> None:
         kept = arrival.kept()
         kept.own.store.add(kept.rows, kept.hashes, kept.own.ends_us(kept.rows), kept.has_partner)
+        self._move_some()
+
+    def _move_some(self) -> None:
+        """Between memory and disk, when nothing that was found in a run is still to be marked there."""
+        if self._on_disk is not None:
+            self._on_disk.step()
 
     def _in_time(self, rows: pa.RecordBatch, own: JoinSide) -> pa.RecordBatch:
         if own.spec.event_time is None or rows.num_rows == 0:
@@ -242,7 +257,7 @@ class StreamJoinOperator:
         return self._as_output(both.columns), pairs.probing[matches]
 
     def _matched(self, rows: pa.RecordBatch, own: JoinSide, pairs: Pairs) -> tuple[pa.RecordBatch, Flags]:
-        mine, theirs = taken(rows, pairs.probing), taken(pairs.run.rows, pairs.places)
+        mine, theirs = taken(rows, pairs.probing), taken(pairs.run.batch(), pairs.places)
         both = self._paired(own, mine, theirs)
         matches = same_keys(mine, theirs, own.spec.key_count)
         if self._condition is not None:
@@ -272,7 +287,7 @@ class StreamJoinOperator:
         if self._condition is not None:
             return self._matched(rows, own, pairs)[1]
         keys = list(range(own.spec.key_count))
-        mine, theirs = taken(rows.select(keys), pairs.probing), taken(pairs.run.rows.select(keys), pairs.places)
+        mine, theirs = taken(rows.select(keys), pairs.probing), taken(pairs.run.batch().select(keys), pairs.places)
         return same_keys(mine, theirs, own.spec.key_count)
 
     def _meeting_condition(self, both: pa.RecordBatch, matches: Flags) -> Flags:
@@ -302,7 +317,7 @@ class StreamJoinOperator:
             arrival.is_shown[shown] = True
         else:
             shown = np.unique(pairs.places[matches])
-            left = taken(pairs.run.rows, shown)
+            left = taken(pairs.run.batch(), shown)
             pairs.run.remove(shown)
         if left.num_rows:
             emit(self._as_output(self._left.output_columns(left).columns))

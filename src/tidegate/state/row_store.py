@@ -1,9 +1,10 @@
-"""Where a vectorised operator keeps its rows on disk: those that are in memory too in a log, the others by key."""
+"""Where a vectorised operator keeps its rows on disk: in a log for checkpoints, and elsewhere what is not in memory."""
 
 from dataclasses import dataclass
 
 from tidegate.state.contract import StateBackend
 from tidegate.state.row_log import RowLog
+from tidegate.state.scratch_files import ScratchFiles
 
 
 @dataclass(slots=True)
@@ -19,7 +20,7 @@ class RowMemory:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """Of one operator in one subtask."""
+    """Of one operator in one subtask. `entries`: rows that are not in memory, by key."""
 
     log: RowLog
     entries: StateBackend
@@ -28,3 +29,12 @@ class RowStore:
     def close(self) -> None:
         self.log.close()
         self.entries.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore:
+    """Of one operator whose rows never change. `log` holds all of them, `files` those that are not in memory too."""
+
+    log: RowLog
+    files: ScratchFiles
+    memory: RowMemory

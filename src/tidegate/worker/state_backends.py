@@ -18,7 +18,8 @@ from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
 from tidegate.state.logged import IncrementalHeapBackend
 from tidegate.state.row_log import RowLog
-from tidegate.state.row_store import RowMemory, RowStore
+from tidegate.state.row_store import RowMemory, RowStore, RunStore
+from tidegate.state.scratch_files import ScratchFiles
 from tidegate.state.sst_files import Folder
 from tidegate.worker.settings import STATE_MEMORY_BYTES, STATE_ROWS_MEMORY_BYTES
 from tidegate.worker.stored_ahead import StoredAhead
@@ -44,6 +45,10 @@ class StateBackends(Protocol):
 
     def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
         """For one that has all its rows in memory; None if it is to snapshot them whole."""
+        ...
+
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
+        """For one whose rows never change; None if it is to keep them in memory, and to snapshot them whole."""
         ...
 
     def has_room(self) -> bool:
@@ -105,6 +110,9 @@ class HeapBackends(_WithoutChangelog):
     def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
         return None
 
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
+        return None
+
     def close(self) -> None:
         return
 
@@ -129,6 +137,9 @@ class IncrementalHeapBackends(_WithoutChangelog):
     def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
         return None
 
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
+        return None
+
     def close(self) -> None:
         for backend in self._opened:
             backend.close()
@@ -148,6 +159,7 @@ class RocksBackends(_WithoutChangelog):
         self._memory = RocksMemory(memory_bytes)
         self._opened: list[RocksBackend] = []
         self._logs: list[RowLog] = []
+        self._scratch: list[ScratchFiles] = []
         self.rows_memory = RowMemory(rows_memory_bytes)
 
     def open(self, key_groups: KeyGroupRange) -> StateBackend:
@@ -168,11 +180,20 @@ class RocksBackends(_WithoutChangelog):
         self._logs.append(log)
         return log
 
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
+        assert self._folder is not None, "not closed"
+        files = ScratchFiles(self._folder)
+        self._scratch.append(files)
+        self.rows_memory.operators += 1
+        return RunStore(self.open_log(key_groups), files, self.rows_memory)
+
     def close(self) -> None:
         for backend in self._opened:
             backend.close()
         for log in self._logs:
             log.close()
+        for files in self._scratch:
+            files.close()
         # Goes with the last snapshot that is being stored.
         self._folder = None
 
@@ -213,6 +234,9 @@ class ChangelogBackends:
 
     def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
         return self._backends.open_log(key_groups)
+
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
+        return self._backends.open_runs(key_groups)
 
     def has_room(self) -> bool:
         return self._ahead.has_room()
