@@ -173,6 +173,16 @@ def test_files_that_are_joined_across_the_begin_of_an_image_change_nothing(
     assert again.entries() == subtask.entries() == {b"k": b"8", b"1": b"1", b"2": b"1", b"3": b"1", b"4": b"1"}
 
 
+def test_while_an_image_is_stored_for_longer_than_the_interval_nothing_is_due(subtask: Subtask) -> None:
+    """A deadline that has passed would keep the loop busy with nothing."""
+    subtask.put(b"k", b"1")
+    subtask.make_image()
+    subtask.pass_time(25_000)
+    assert subtask.backend.next_deadline_ms() is None
+    subtask.ahead.finish_images()
+    assert subtask.backend.next_deadline_ms() is not None
+
+
 def test_an_image_that_could_not_be_stored_is_given_up_and_the_next_one_comes_in_due_time(
     subtask: Subtask, kind: str, tmp_path: Path
 ) -> None:

@@ -143,13 +143,15 @@ class ChangelogBackend:
     def next_deadline_ms(self) -> float | None:
         if not self._has_image:
             return None
-        if self._making is not None and not self._making.is_stored_soon:
-            return self._clock.monotonic_ms()
-        soonest_ms = self._image_at_ms
+        deadlines: list[float] = []
+        if self._making is None:
+            deadlines.append(self._image_at_ms)
+        elif not self._making.is_stored_soon:
+            deadlines.append(self._clock.monotonic_ms())
         if self._states.has_noted():
             # If nobody has looked at the time since the first of them, let it be looked at now.
-            soonest_ms = min(soonest_ms, self._clock.monotonic_ms() if self._batch_at_ms is None else self._batch_at_ms)
-        return soonest_ms
+            deadlines.append(self._clock.monotonic_ms() if self._batch_at_ms is None else self._batch_at_ms)
+        return min(deadlines, default=None)
 
     def _store_batch(self) -> None:
         self._batch_at_ms = None
