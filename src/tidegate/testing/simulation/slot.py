@@ -26,7 +26,7 @@ from tidegate.storage.store import Store
 from tidegate.testing.simulation.calls import SlotCalls
 from tidegate.testing.simulation.lanes import LaneLink
 from tidegate.testing.simulation.restored import check_restored
-from tidegate.testing.simulation.stored_ahead_checks import check_can_rest, check_images_go_on
+from tidegate.testing.simulation.stored_ahead_checks import Rest, check_images_go_on
 from tidegate.testing.simulation.taken_states import TakenStates
 from tidegate.testing.simulation.world import SimBackground, SimulationFailed
 from tidegate.worker.gate import Arrived
@@ -99,6 +99,7 @@ class SimSlot:
         self._slices = slices
         self._connect = connect
         self._taken = taken
+        self._rest = Rest()
         self._calls = SlotCalls(slices._random)
         self._session = SlotSession(begin=self._begin, on_error=self._raise)
         self._local: LocalLink | None = None
@@ -126,6 +127,8 @@ class SimSlot:
         if self.tasks is not None:
             # The system takes back what a process had open; what it had begun to store may still get through.
             self.tasks._state.close()
+            self.tasks._snapshots._assemblies.clear()
+            self.tasks._snapshots._last_snapshot.clear()
         self.tasks = None
 
     def fail_in_user_code(self) -> bool:
@@ -230,7 +233,7 @@ class SimSlot:
     def _on_time(self) -> bool:
         if (tasks := self._running()) is not None:
             tasks.on_time()
-            check_can_rest(tasks, self._clock.monotonic_ms())
+            self._rest.check(tasks, self._clock.monotonic_ms())
             self._after_step(tasks)
         return False
 

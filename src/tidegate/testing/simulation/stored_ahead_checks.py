@@ -10,19 +10,28 @@ def check_images_go_on(tasks: SlotTasks) -> None:
     ahead = tasks._ahead
     if ahead._is_storing:
         return
-    coming = {*ahead._known, *ahead._stored, *(wanted.name for wanted in ahead._waiting_images)}
+    waiting = (wanted.name for wanted in ahead._waiting_images if wanted.keeper() is not None)
+    coming = {*ahead._known, *ahead._stored, *waiting}
     for image in ahead._images:
         if not image.names <= coming:
             raise SimulationFailed(f"nobody will store {sorted(image.names - coming)} of an image that is not whole")
 
 
-def check_can_rest(tasks: SlotTasks, now_ms: float) -> None:
-    """All that was due was done: a deadline that has passed, and stays, keeps a processor busy with nothing."""
+class Rest:
+    """A deadline that has passed, and stays, keeps a processor busy with nothing."""
+
+    def __init__(self) -> None:
+        self._due_ms: list[float] = []
+
+    def check(self, tasks: SlotTasks, now_ms: float) -> None:
+        """After what was due was done; something else may be due by now."""
+        before, self._due_ms = self._due_ms, [due_ms for due_ms in _deadlines_of(tasks) if due_ms < now_ms]
+        if unheard := set(before) & set(self._due_ms):
+            raise SimulationFailed(f"state was looked after, and asks for it still, since {unheard}")
+
+
+def _deadlines_of(tasks: SlotTasks) -> list[float]:
     state = tasks._state
-    if not isinstance(state, ChangelogBackends):
-        return
-    for backend in state._opened:
-        is_made_now = backend._making is not None and not backend._making.is_stored_soon
-        due_ms = backend.next_deadline_ms()
-        if due_ms is not None and due_ms <= now_ms and not is_made_now:
-            raise SimulationFailed(f"state was looked after at {now_ms}, and still asks for it since {due_ms}")
+    backends = state._opened if isinstance(state, ChangelogBackends) else []
+    deadlines = [backend.next_deadline_ms() for backend in backends]
+    return [due_ms for due_ms in deadlines if due_ms is not None]
