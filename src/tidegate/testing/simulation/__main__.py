@@ -96,7 +96,8 @@ def _replay(seed: int, dice: StateDice, console: Console) -> int:
             console.print("\n".join(report.trace), markup=False)
             console.print(
                 f"seed {seed} ({report.topology}) passed: {report.turns} turns, {report.checkpoints} checkpoints, "
-                f"{report.starts} starts, {report.strikes} strikes, {report.rescales} at another parallelism, {report.images} images"
+                f"{report.starts} starts, {report.strikes} strikes, {report.rescales} at another parallelism, "
+                f"{report.images} images"
             )
             return 0
 

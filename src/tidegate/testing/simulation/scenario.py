@@ -47,7 +47,7 @@ class Scenario:
     sink_flaky_rate: float
     leaves_zombies: bool
     cost_switch_rate: float
-    states: StateScenario = StateScenario()
+    states: StateScenario
 
 
 def scenario_of(seed: int, dice: StateDice = StateDice.HEAP) -> Scenario:

@@ -1,7 +1,7 @@
 """Where the state of a simulated job lives, and what of it a checkpoint stores: by the seed's dice, start by start.
 
-Limits are so small that all that is done bit by bit, or for much state only, shows with the few keys of a run. Only what
-is on the local disk is real: each run has a folder of its own there, in memory if the system offers one.
+Limits are so small that all that is done bit by bit, or for much state only, shows with the few keys of a run. Only
+what is on the local disk is real: each run has a folder of its own there, in memory if the system offers one.
 """
 
 import gc

@@ -44,7 +44,7 @@ class TakenStates:
                 of_task[snapshot.checkpoint] = entries.pop(snapshot.task)
             on_snapshot(snapshot)
 
-        setattr(snapshots, "on_snapshot", noted)
+        snapshots.on_snapshot = noted  # type: ignore[method-assign]
 
     def check_restored(self, tasks: SlotTasks, manifest: Manifest, plan: JobPlan, *, location: str | None) -> None:
         """Before a task has done anything: it has the state of its key groups, and of no others.
