@@ -113,7 +113,7 @@ class SimCluster:
         states = self.scenario.states
         with (
             local_disk(),
-            limits_in_place(states.limits, self.scenario.seed),
+            limits_in_place(states, self.scenario.seed),
             self._connectors(),
             steps_watched(self.watch.at),
             self._costs(),

@@ -4,19 +4,21 @@ Limits are so small that all that is done bit by bit, or for much state only, sh
 what is on the local disk is real: each run has a folder of its own there, in memory if the system offers one.
 """
 
+import errno
 import gc
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
 from tidegate.state import changelog, entry_files, logged
+from tidegate.state.stepwise_file import Pieces, StepwiseFile
 from tidegate.testing.simulation.world import SimulationFailed
 from tidegate.worker import stored_ahead
 from tidegate.worker.settings import INLINE_BELOW_BYTES, HeapSnapshots
@@ -82,6 +84,7 @@ class StateScenario:
     later_from_start: int = 1
     image_interval_ms: float = 0.0
     inline_below_bytes: int | None = None
+    disk_flaky_rate: float = 0.0
     limits: Limits = Limits()
 
     def kind_of(self, start: int, random: Random) -> StateKind:
@@ -95,7 +98,8 @@ def states_of(seed: int, dice: StateDice) -> StateScenario:
         case StateDice.ROCKSDB:
             return StateScenario(first=(StateKind.ROCKSDB,), later=(StateKind.ROCKSDB,))
         case StateDice.MIXED:
-            return _mixed(Random(f"state:{seed}"))
+            disk_flaky_rate = Random(f"disk:{seed}").choice([0.0, 0.0, 0.0, 0.0, 0.002, 0.05])
+            return replace(_mixed(Random(f"state:{seed}")), disk_flaky_rate=disk_flaky_rate)
 
 
 def _mixed(random: Random) -> StateScenario:
@@ -134,9 +138,16 @@ def _mixed(random: Random) -> StateScenario:
 
 
 @contextmanager
-def limits_in_place(limits: Limits, seed: int) -> Iterator[None]:
+def limits_in_place(states: StateScenario, seed: int) -> Iterator[None]:
     """And names of files that follow from the seed: in whatever order files are deleted, it is the same one again."""
-    names = Random(f"names:{seed}")
+    limits, names = states.limits, Random(f"names:{seed}")
+    disk, write = Random(f"local disk:{seed}"), StepwiseFile._write
+
+    def write_or_fail(file: StepwiseFile, pieces: Pieces | None) -> None:
+        if disk.random() < states.disk_flaky_rate:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, pieces)
+
     with ExitStack() as stack:
         for owner, name, value in (
             (changelog, "BATCH_MS", limits.batch_ms),
@@ -148,6 +159,7 @@ def limits_in_place(limits: Limits, seed: int) -> Iterator[None]:
             (stored_ahead, "MOST_UNSTORED_BYTES", limits.unstored_bytes),
             (stored_ahead, "_MOST_AT_ONCE_BYTES", limits.at_once_bytes),
             (stored_ahead, "_RETRY_AFTER_MS", limits.retry_after_ms),
+            (StepwiseFile, "_write", write_or_fail),
             (secrets, "token_hex", lambda bytes_: names.randbytes(bytes_).hex()),
         ):
             stack.enter_context(patch.object(owner, name, value))
