@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ahead_by_hand import AheadByHand
-from tidegate.model.errors import DidNotHappen, IncompatibleCheckpoint
+from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state import changelog
 from tidegate.state.changelog import BATCH_MS, ChangelogBackend
@@ -173,6 +173,16 @@ def test_files_that_are_joined_across_the_begin_of_an_image_change_nothing(
     assert again.entries() == subtask.entries() == {b"k": b"8", b"1": b"1", b"2": b"1", b"3": b"1", b"4": b"1"}
 
 
+def test_while_an_image_is_stored_for_longer_than_the_interval_nothing_is_due(subtask: Subtask) -> None:
+    """A deadline that has passed would keep the loop busy with nothing."""
+    subtask.put(b"k", b"1")
+    subtask.make_image()
+    subtask.pass_time(25_000)
+    assert subtask.backend.next_deadline_ms() is None
+    subtask.ahead.finish_images()
+    assert subtask.backend.next_deadline_ms() is not None
+
+
 def test_an_image_that_could_not_be_stored_is_given_up_and_the_next_one_comes_in_due_time(
     subtask: Subtask, kind: str, tmp_path: Path
 ) -> None:
@@ -228,9 +238,24 @@ def test_other_key_groups_begin_with_an_image_and_log_what_comes_behind_it(
     assert list(third.backend.keyed("count").scan(100)) == []
 
 
-def test_a_batch_that_cannot_be_written_fails_the_next_checkpoint_and_an_image_makes_up_for_it(
-    tmp_path: Path,
+def test_without_its_folder_state_is_stored_as_without_a_log_after_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (tmp_path / "no-folder").write_text("")
+    subtask = Subtask("heap", tmp_path / "no-folder" / "slot")
+    subtask.put(b"k", b"1")
+    for _ in range(3):
+        subtask.pass_time(0)
+        subtask.pass_time(10_000)
+        sections = subtask.taken()
+    (warning,) = caplog.messages
+    assert "no-folder" in warning and "spark.local.dir" in warning
+    assert subtask.backend.next_deadline_ms() is None
+    again = Subtask("heap", tmp_path / "again", restored=restored_from(sections))
+    assert again.entries() == {b"k": b"1"}
+
+
+def test_a_batch_that_cannot_be_written_is_stored_whole_with_the_next_checkpoint(tmp_path: Path) -> None:
     subtask = Subtask("heap", tmp_path / "slot")
     subtask.put(b"k", b"1")
     subtask.pass_time(0)
@@ -241,10 +266,6 @@ def test_a_batch_that_cannot_be_written_fails_the_next_checkpoint_and_an_image_m
     subtask.pass_time(0)
     subtask.pass_time(BATCH_MS)
     moved.rename(folder)
-    with pytest.raises(DidNotHappen, match="could not be written"):
-        subtask.taken()
-    subtask.make_image()
-    subtask.ahead.finish_images()
     again = Subtask("heap", tmp_path / "again", restored=restored_from(subtask.taken()))
     assert again.entries() == {b"k": b"1", b"l": b"2"}
 

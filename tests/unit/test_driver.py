@@ -21,7 +21,7 @@ from tests.unit.driver_by_hand import (
 from tidegate.coordinator.launch import Broken, Ended
 from tidegate.coordinator.roster import SlotJoined
 from tidegate.model.errors import EnvironmentProblem
-from tidegate.model.ids import Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.network.messages import Deploy, InputEnded, Leave, Run, TriggerCheckpoint
 from tidegate.protocol.restart import FixedDelay
 
@@ -49,7 +49,7 @@ def test_a_generation_is_deployed_when_all_slots_are_here_and_runs_when_all_are_
     assert (job.state, len(job.members.told)) == ("starting", 2)
     job.say(SLOTS[1], ready(1))
     assert job.state == "running"
-    assert [job.heard(slot)[1:] for slot in SLOTS] == [[Run(Generation(1))], [Run(Generation(1))]]
+    assert [job.heard(slot)[1:] for slot in SLOTS] == [[Run(Generation(1), CheckpointId(1))]] * 2
     assert job.driver.view().slot_pids == (1000, 1001)
 
 

@@ -38,6 +38,9 @@ class Tasks:
         if self.failure is not None:
             raise self.failure
 
+    def on_run(self, message: Run) -> None:
+        self._note(message)
+
     def on_splits(self, message: AssignSplits) -> None:
         self._note(message)
 
@@ -82,6 +85,7 @@ def deploy(generation: Generation) -> Deploy:
 
 def everything(generation: Generation) -> list[ToSlot]:
     return [
+        Run(generation, ONE),
         AssignSplits(generation, VertexId(0), [b"split"], False),
         TriggerCheckpoint(generation, ONE, None),
         BarrierEverywhere(generation, ONE),
@@ -95,7 +99,7 @@ def test_a_generation_begins_is_built_and_runs_by_message() -> None:
     assert slot.session.generation == 0
     slot.built(NOW)
     assert (slot.begun, slot.session.generation, slot.session.is_running) == ([deploy(NOW)], NOW, False)
-    slot.session.on_message(Run(NOW))
+    slot.session.on_message(Run(NOW, ONE))
     assert slot.session.is_running
 
 
@@ -111,35 +115,35 @@ def test_tasks_are_told_what_is_meant_for_their_generation() -> None:
 def test_messages_of_another_generation_are_ignored(generation: Generation) -> None:
     slot = Slot()
     tasks = slot.built(NOW)
-    for message in [Run(generation), *everything(generation)]:
+    for message in everything(generation):
         slot.session.on_message(message)
     assert (tasks.told, slot.session.is_running) == ([], False)
 
 
 def test_messages_that_come_before_the_tasks_are_built_or_after_they_are_gone_are_ignored() -> None:
     slot = Slot()
-    slot.session.on_message(Run(NOW))
+    slot.session.on_message(Run(NOW, ONE))
     slot.session.on_message(deploy(NOW))
-    for message in [Run(NOW), *everything(NOW)]:
+    for message in everything(NOW):
         slot.session.on_message(message)
     assert not slot.session.is_running
     tasks = slot.built(NOW)
-    slot.session.on_message(Run(NOW))
+    slot.session.on_message(Run(NOW, ONE))
     slot.session.on_torn_down()
     for message in everything(NOW):
         slot.session.on_message(message)
-    assert (tasks.told, slot.session.is_running) == ([], False)
+    assert (tasks.told, slot.session.is_running) == ([Run(NOW, ONE)], False)
 
 
 def test_a_new_generation_takes_the_place_of_the_old_one() -> None:
     slot = Slot()
     old = slot.built(OLD)
-    slot.session.on_message(Run(OLD))
+    slot.session.on_message(Run(OLD, ONE))
     new = slot.built(NOW)
     assert not slot.session.is_running
     for message in [*everything(OLD), *everything(NOW)]:
         slot.session.on_message(message)
-    assert (old.told, new.told) == ([], everything(NOW))
+    assert (old.told, new.told) == ([Run(OLD, ONE)], everything(NOW))
 
 
 def test_what_tasks_raise_goes_to_on_error_and_not_to_the_caller() -> None:
@@ -148,7 +152,7 @@ def test_what_tasks_raise_goes_to_on_error_and_not_to_the_caller() -> None:
     tasks.failure = RuntimeError("no")
     for message in everything(NOW):
         slot.session.on_message(message)
-    assert slot.errors == [tasks.failure] * 5
+    assert slot.errors == [tasks.failure] * 6
 
 
 def test_a_generation_that_cannot_begin_is_reported_as_that_generation() -> None:

@@ -115,10 +115,11 @@ class Slot:
         *,
         kind: CheckpointKind = CheckpointKind.UNALIGNED,
         has_ended: bool = False,
+        encoder: Callable[[], bytes] = lambda: b"state",
     ) -> None:
         """As after the coordinator's word, if that has come."""
         is_source = task == SOURCE
-        section = Section("keyed/count", KeyGroupRange(0, 4), lambda: b"state")
+        section = Section("keyed/count", KeyGroupRange(0, 4), encoder)
         self.snapshots.on_snapshot(
             TaskSnapshot(
                 task=task,
@@ -300,6 +301,23 @@ def test_a_slot_that_cannot_store_its_part_declines(tmp_path: Path) -> None:
     slot.take(ONE)
     slot.upload()
     assert slot.said == [Decline(GENERATION, ONE, "DidNotHappen: the disk is full", is_upload=True)]
+
+
+def test_a_slot_whose_state_cannot_be_written_declines_and_goes_on_with_the_next_one(store: Store) -> None:
+    def fail() -> bytes:
+        raise DidNotHappen("the local disk is full")
+
+    slot = Slot(store)
+    slot.trigger(ONE)
+    slot.snapshot(SOURCE, ONE)
+    slot.snapshot(SINK, ONE, encoder=fail)
+    slot.close(ONE)
+    slot.snapshots.encode_some(float("inf"))
+    assert slot.said == [Decline(GENERATION, ONE, "DidNotHappen: the local disk is full", is_upload=False)]
+    assert not slot.snapshots.has_work()
+    slot.take(TWO)
+    slot.upload()
+    assert isinstance(slot.said[-1], Acknowledge)
 
 
 def test_an_aborted_checkpoint_is_neither_encoded_nor_acknowledged(store: Store) -> None:

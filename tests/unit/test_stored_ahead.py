@@ -66,15 +66,17 @@ def started(slot: Slot) -> None:
     slot.done(1)
 
 
-def test_nothing_is_stored_before_the_first_trigger_says_which_checkpoint_is_next(
+def test_what_is_there_when_the_generation_runs_is_stored_for_its_first_checkpoint(
     slot: Slot, store: Store, tables: Tables
 ) -> None:
     section = tables.section(1)
     store_changes(slot, section)
-    assert store.shared() == []
-    started(slot)
+    assert store.shared() == [], "which checkpoint that will be is not known yet"
+    slot.ahead.on_run(CheckpointId(7))
     slot.work()
-    assert store.shared() == [file_of(2, 1)]
+    assert store.shared() == [file_of(7, 1)]
+    assert files(slot.take(7, sections=[section])) == [file_of(7, 1)]
+    assert store.shared() == [file_of(7, 1)]
 
 
 def test_the_next_checkpoint_refers_to_what_is_stored_and_stores_the_rest(
@@ -196,7 +198,7 @@ def test_what_could_not_be_stored_is_tried_again_and_tasks_wait_when_it_is_too_m
     assert store.shared() == [file_of(2, number) for number in (1, 2, 3)]
 
 
-def test_tasks_do_not_wait_while_no_checkpoint_was_ever_triggered(
+def test_tasks_do_not_wait_before_the_generation_runs(
     slot: Slot, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_ahead, "MOST_UNSTORED_BYTES", 0)
@@ -257,6 +259,73 @@ def test_the_files_of_an_image_that_is_not_whole_are_held_by_the_checkpoints_mea
     assert images.said == [None]
     assert sorted(files(slot.take(4, sections=[section]))) == [file_of(2, 1), file_of(4, 2)]
     assert store.shared() == [file_of(2, 1), file_of(4, 2)]
+
+
+def test_files_of_an_image_that_only_an_older_checkpoint_came_to_hold_are_stored_again(
+    slot: Slot, store: Store, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoint 3 was encoded before 2, which holds the first file, was complete: so 3 does not hold it."""
+    monkeypatch.setattr(stored_ahead, "_MOST_AT_ONCE_BYTES", 1)
+    started(slot)
+    section, images = tables.section(1, 2), Images(slot)
+    images.store(section)
+    for _ in range(2):
+        slot._background.work_once()
+        slot._background.note_once()
+    store.down.set()
+    slot.work()
+    store.down.clear()
+    assert files(slot.take(2)) == [file_of(2, 1)]
+    assert files(slot.take(3)) == []
+    slot.done(2)
+    slot.done(3)
+    retry_at_ms = slot.ahead.next_deadline_ms()
+    assert retry_at_ms is not None
+    slot.ahead.on_time(retry_at_ms)
+    slot.work()
+    assert images.said == [None]
+    assert sorted(files(slot.take(4, sections=[section]))) == [file_of(4, 1), file_of(4, 2)]
+
+
+def test_a_file_of_two_images_is_stored_again_for_the_newer_one(
+    slot: Slot, store: Store, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_ahead, "_MOST_AT_ONCE_BYTES", 1)
+    started(slot)
+    older, newer, images = tables.section(1), tables.section(1, 2), Images(slot)
+    images.store(older)
+    slot.work()
+    images.store(newer)
+    slot._background.work_once()
+    store.down.set()
+    slot.work()
+    assert images.said == [None]
+    del older
+    slot.begin(2)
+    slot.snapshots.on_abort(CheckpointId(2))
+    store.down.clear()
+    retry_at_ms = slot.ahead.next_deadline_ms()
+    assert retry_at_ms is not None
+    slot.ahead.on_time(retry_at_ms)
+    slot.work()
+    assert images.said == [None, None]
+    assert sorted(files(slot.take(3, sections=[newer]))) == [file_of(3, 1), file_of(3, 2)]
+
+
+def test_a_whole_image_that_is_stored_again_keeps_no_task_waiting(
+    slot: Slot, store: Store, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_ahead, "MOST_UNSTORED_BYTES", 0)
+    started(slot)
+    section, images = tables.section(1), Images(slot)
+    images.store(section)
+    slot.work()
+    assert images.said == [None]
+    slot.begin(2)
+    slot.snapshots.on_abort(CheckpointId(2))
+    assert slot.ahead.has_room()
+    slot.work()
+    assert store.shared() == [file_of(2, 1), file_of(3, 1)]
 
 
 def test_changes_are_stored_before_images(slot: Slot, store: Store, tables: Tables) -> None:

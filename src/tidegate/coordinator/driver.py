@@ -225,7 +225,7 @@ class Driver:
         self._restores.on_restored(basis, ready.values())
         self._running.begin(basis, splits)
         self._move(JobEvent.SLOTS_READY)
-        self._members.tell_all(Run(basis.generation))
+        self._members.tell_all(Run(basis.generation, self._running.next_checkpoint))
 
     # -- from the generation that runs
 

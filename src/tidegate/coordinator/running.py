@@ -193,6 +193,11 @@ class Running:
 
     # -- questions
 
+    @property
+    def next_checkpoint(self) -> CheckpointId:
+        """Of a generation that has just begun, the first one that it will trigger."""
+        return self._next_checkpoint
+
     def statistics(self) -> StatisticsView:
         return self._history.statistics()
 

@@ -72,7 +72,10 @@ class Deploy(_Message, frozen=True, gc=False):
 
 
 class Run(_Message, frozen=True, gc=False):
+    """`next_checkpoint`: the id of the first one that will be triggered."""
+
     generation: Generation
+    next_checkpoint: CheckpointId
 
 
 class AssignSplits(_Message, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 A snapshot is the newest image of the state and the files of changes since. Images are made and stored in the
 background; until one is whole, the one before and all changes since count. Must never drop changes that no whole image
-holds.
+holds. Where files of changes cannot be written, it is stored as if there were no log.
 """
 
 import logging
@@ -78,6 +78,8 @@ class ChangelogBackend:
         self._state = state
         self._states = LoggedStates(state)
         self._files = EntryFiles(key_groups, folder)
+        self._folder_path = folder.path
+        self._is_given_up = False
         self._ahead = ahead
         self._clock = clock
         self._interval_ms = interval_ms
@@ -96,6 +98,16 @@ class ChangelogBackend:
         return self._state.state_names()
 
     def snapshot(self) -> list[Section]:
+        if not self._is_given_up:
+            try:
+                return self._snapshot()
+            except (OSError, DidNotHappen) as error:
+                self._give_up_log(error)
+        return self._state.snapshot()
+
+    def _snapshot(self) -> list[Section]:
+        if self._files.has_failed():
+            raise DidNotHappen("one could not be written")
         if not self._has_image:
             self._files.clear()
             self._take_over(_image_of(self._state, self._files))
@@ -131,8 +143,14 @@ class ChangelogBackend:
 
     def on_time(self, now_ms: float) -> None:
         """Between steps of the stream; takes a few ms at the most."""
-        if not self._has_image:
+        if not self._has_image or self._is_given_up:
             return
+        try:
+            self._look_after(now_ms)
+        except (OSError, DidNotHappen) as error:
+            self._give_up_log(error)
+
+    def _look_after(self, now_ms: float) -> None:
         if self._batch_at_ms is None and self._states.has_noted():
             self._batch_at_ms = now_ms + BATCH_MS
         is_due = self._batch_at_ms is not None and now_ms >= self._batch_at_ms
@@ -141,15 +159,17 @@ class ChangelogBackend:
         self._make_image(now_ms)
 
     def next_deadline_ms(self) -> float | None:
-        if not self._has_image:
+        if not self._has_image or self._is_given_up:
             return None
-        if self._making is not None and not self._making.is_stored_soon:
-            return self._clock.monotonic_ms()
-        soonest_ms = self._image_at_ms
+        deadlines: list[float] = []
+        if self._making is None:
+            deadlines.append(self._image_at_ms)
+        elif not self._making.is_stored_soon:
+            deadlines.append(self._clock.monotonic_ms())
         if self._states.has_noted():
             # If nobody has looked at the time since the first of them, let it be looked at now.
-            soonest_ms = min(soonest_ms, self._clock.monotonic_ms() if self._batch_at_ms is None else self._batch_at_ms)
-        return soonest_ms
+            deadlines.append(self._clock.monotonic_ms() if self._batch_at_ms is None else self._batch_at_ms)
+        return min(deadlines, default=None)
 
     def _store_batch(self) -> None:
         self._batch_at_ms = None
@@ -157,12 +177,7 @@ class ChangelogBackend:
         if not changes:
             return
         file = self._files.append_and_join(changes)
-        try:
-            deque(file.steps(), maxlen=0)
-        except DidNotHappen as error:
-            # It stays among the files, so the next checkpoint fails by it.
-            log.warning("Changes of state cannot be stored ahead of a checkpoint: %s", error)
-            return
+        deque(file.steps(), maxlen=0)
         self._ahead.store_changes(file.local())
 
     def _make_image(self, now_ms: float) -> None:
@@ -177,12 +192,7 @@ class ChangelogBackend:
         making = self._making
         if making.is_stored_soon:
             return
-        try:
-            is_made = next(making.image.steps, _MADE) is _MADE
-        except DidNotHappen as error:
-            self._give_up(error)
-            return
-        if is_made:
+        if next(making.image.steps, _MADE) is _MADE:
             making.is_stored_soon = True
             self._ahead.store_image(making.image.files, lambda error: self._on_stored(making, error))
 
@@ -197,6 +207,19 @@ class ChangelogBackend:
         # no difference.
         self._files.changes = [file for file in self._files.changes if file.number > making.behind]
         self._take_over(making.image)
+
+    def _give_up_log(self, error: BaseException) -> None:
+        """State must not depend on this machine's disk for more than it would without a log."""
+        log.warning(
+            "Changes of state cannot be kept in %s, so checkpoints store it as without state.changelog from now on: %s "
+            "See to room and permissions there, or name another folder in spark.local.dir, and restart the query.",
+            self._folder_path,
+            error,
+        )
+        self._is_given_up = True
+        self._making, self._image_sections, self._batch_at_ms = None, (), None
+        self._states.end()
+        self._files.clear()
 
     def _give_up(self, error: BaseException) -> None:
         self._making = None

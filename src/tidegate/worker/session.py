@@ -25,6 +25,7 @@ from tidegate.worker.restoring import NOTHING_TO_RESTORE, SlotRestore, restore_s
 class GenerationRun(Protocol):
     """The tasks of one generation, as the coordinator talks to them."""
 
+    def on_run(self, message: Run) -> None: ...
     def on_splits(self, message: AssignSplits) -> None: ...
     def on_trigger(self, message: TriggerCheckpoint) -> None: ...
     def on_barrier_everywhere(self, message: BarrierEverywhere) -> None: ...
@@ -71,9 +72,8 @@ class SlotSession:
                     self.on_error(error)
             case _ if self.run is None or message.generation != self.generation:
                 return  # of a generation that this slot has left, or failed in
-            case Run():
-                self.is_running = True
             case _:
+                self.is_running |= isinstance(message, Run)
                 try:
                     _tell(self.run, message)
                 except Exception as error:
@@ -104,9 +104,11 @@ def restore_for(
 
 def _tell(
     run: GenerationRun,
-    message: AssignSplits | TriggerCheckpoint | BarrierEverywhere | AbortCheckpoint | CheckpointDone,
+    message: Run | AssignSplits | TriggerCheckpoint | BarrierEverywhere | AbortCheckpoint | CheckpointDone,
 ) -> None:
     match message:
+        case Run():
+            run.on_run(message)
         case AssignSplits():
             run.on_splits(message)
         case TriggerCheckpoint():

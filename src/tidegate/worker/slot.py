@@ -16,6 +16,7 @@ from tidegate.network.messages import (
     BarrierEverywhere,
     CheckpointDone,
     FromSlot,
+    Run,
     TriggerCheckpoint,
     decode_peer,
 )
@@ -83,6 +84,9 @@ class SlotRun:
 
     def on_splits(self, message: AssignSplits) -> None:
         self._tasks.on_splits(message)
+
+    def on_run(self, message: Run) -> None:
+        self._tasks.on_run(message)
 
     def on_trigger(self, message: TriggerCheckpoint) -> None:
         self._tasks.on_trigger(message)

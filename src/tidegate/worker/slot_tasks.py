@@ -27,6 +27,7 @@ from tidegate.network.messages import (
     LongStep,
     PeerMessage,
     Progress,
+    Run,
     SnapshotsTaken,
     TaskProgress,
     TaskStanding,
@@ -141,6 +142,9 @@ class SlotTasks:
         self._late_rows_said = 0
 
     # -- what the coordinator says
+
+    def on_run(self, message: Run) -> None:
+        self._ahead.on_run(message.next_checkpoint)
 
     def on_splits(self, message: AssignSplits) -> None:
         self._splits_received += len(message.splits)

@@ -275,7 +275,13 @@ class SlotSnapshots:
         """Encode sections until the time is up, oldest checkpoint first; what is complete goes to the store."""
         for checkpoint, assembly in list(self._assemblies.items()):
             while assembly.encoding is not None:
-                if next(assembly.encoding, _DONE) is _DONE:
+                try:
+                    is_encoded = next(assembly.encoding, _DONE) is _DONE
+                except DidNotHappen as error:
+                    # The disk is full, for instance: the stream goes on without this checkpoint.
+                    self._decline(checkpoint, assembly, error)
+                    break
+                if is_encoded:
                     assembly.encoding = None
                     self._upload(checkpoint, assembly)
                 if self._clock.monotonic_ms() >= until_ms:
@@ -414,6 +420,11 @@ class SlotSnapshots:
             times=assembly.upload,
             raise_if_dropped=assembly.raise_if_dropped,
         )
+
+    def _decline(self, checkpoint: CheckpointId, assembly: _Assembly, error: DidNotHappen) -> None:
+        del self._assemblies[checkpoint]
+        assembly.drop()
+        self._send(Decline(self._generation, checkpoint, f"{type(error).__name__}: {error}", is_upload=False))
 
     def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
         return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]

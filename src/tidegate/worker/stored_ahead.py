@@ -7,7 +7,7 @@ itself. Must never let another checkpoint refer to them: once theirs is settled,
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +79,8 @@ class StoredAhead:
         self._waiting_changes: deque[_Wanted] = deque()
         self._waiting_images: deque[_Wanted] = deque()
         self._images: list[_Image] = []
+        # Of all of them, whole or not, for as long as anybody refers to them.
+        self._image_files: dict[str, _Wanted] = {}
         self._stored: dict[str, _Ahead] = {}
         # Files that the newest completed checkpoint holds.
         self._known: Mapping[str, SharedFile] = {}
@@ -108,6 +110,7 @@ class StoredAhead:
                 then(error)
                 return
             self._images.append(_Image(frozenset(file.name for file in found), then))
+            self._image_files.update({file.name: _Wanted.of(file) for file in found})
             self._waiting_images.extend(map(_Wanted.of, found))
             found.clear()
             self._go_on()
@@ -120,10 +123,15 @@ class StoredAhead:
         return sum(file.length_bytes for file in waiting) + self._storing_changes_bytes
 
     def has_room(self) -> bool:
-        """Before a checkpoint was triggered there is none to be ahead of."""
+        """Before the generation runs there is no checkpoint to be ahead of."""
         return self._newest is None or self.unstored_bytes() <= MOST_UNSTORED_BYTES
 
     # -- what happens to checkpoints
+
+    def on_run(self, next_checkpoint: CheckpointId) -> None:
+        """From here on it is known which checkpoint to be ahead of."""
+        self._newest = CheckpointId(next_checkpoint - 1)
+        self._go_on()
 
     def on_trigger(self, checkpoint: CheckpointId) -> None:
         self._newest = checkpoint
@@ -138,7 +146,8 @@ class StoredAhead:
 
     def on_done(self, checkpoint: CheckpointId, known: Mapping[str, SharedFile]) -> None:
         """`known`: what the newest completed checkpoint holds; a savepoint changes nothing about that."""
-        self._known = known
+        no_longer_held, self._known = self._known.keys() - known.keys(), known
+        self._store_image_files_again(no_longer_held)
         self._under_way = {later for later in self._under_way if later > checkpoint}
         self._store_lost_again()
         self._go_on()
@@ -167,6 +176,7 @@ class StoredAhead:
         self._waiting_changes.clear()
         self._waiting_images.clear()
         self._images.clear()
+        self._image_files.clear()
 
     def _go_on(self) -> None:
         self._tell_of_images()
@@ -238,5 +248,14 @@ class StoredAhead:
             name = ahead.wanted.name
             del self._stored[name]
             if name not in self._known:
-                is_of_image = any(name in image.names for image in self._images)
-                (self._waiting_images if is_of_image else self._waiting_changes).append(ahead.wanted)
+                if (of_image := self._image_files.get(name)) is None:
+                    self._waiting_changes.append(ahead.wanted)
+                else:
+                    # Of the newest image that has it: the one that it was stored for may have been let go of.
+                    self._waiting_images.append(of_image)
+
+    def _store_image_files_again(self, names: Iterable[str]) -> None:
+        """A checkpoint that was under way when another one came to hold them is the newest completed one now."""
+        self._image_files = {name: file for name, file in self._image_files.items() if file.keeper() is not None}
+        lost = [name for name in names if name in self._image_files and name not in self._stored]
+        self._waiting_images.extend(self._image_files[name] for name in sorted(lost))

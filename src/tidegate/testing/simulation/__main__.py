@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tidegate.testing.simulation import RunFailure, RunReport, run_seed
 from tidegate.testing.simulation.many import outcomes_of, prepare_process
+from tidegate.testing.simulation.states import StateDice
 
 _INTERRUPTED = 130
 
@@ -38,6 +39,7 @@ class _Totals:
                     starts=report.starts,
                     strikes=report.strikes,
                     rescales=report.rescales,
+                    images=report.images,
                 )
 
 
@@ -45,12 +47,12 @@ def main() -> int:
     arguments = _arguments()
     console = Console(highlight=False, soft_wrap=True)
     if arguments.seed is not None:
-        return _replay(arguments.seed, arguments.state_backend, console)
+        return _replay(arguments.seed, StateDice(arguments.state), console)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     totals = _Totals()
     started_s = time.monotonic()
     try:
-        outcomes = outcomes_of(seeds, processes=arguments.processes, state_backend=arguments.state_backend)
+        outcomes = outcomes_of(seeds, processes=arguments.processes, dice=StateDice(arguments.state))
         with _bar(console, len(seeds)) as bar, outcomes as each:
             for outcome in each:
                 totals.add(outcome)
@@ -70,7 +72,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to play")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many play at the same time")
-    parser.add_argument("--state-backend", choices=["heap", "rocksdb"], default="heap", help="where state lives")
+    parser.add_argument(
+        "--state",
+        choices=[dice.value for dice in StateDice],
+        default=StateDice.MIXED.value,
+        help="where state lives: mixed lets the seed choose at each start",
+    )
     parser.add_argument("--seed", type=int, help="play this one alone and show what happened")
     arguments = parser.parse_args()
     if arguments.seeds < 1 or arguments.processes < 1:
@@ -78,9 +85,9 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _replay(seed: int, state_backend: str, console: Console) -> int:
+def _replay(seed: int, dice: StateDice, console: Console) -> int:
     prepare_process()
-    outcome = run_seed(seed, state_backend=state_backend)
+    outcome = run_seed(seed, dice=dice)
     match outcome:
         case RunFailure():
             console.print(str(outcome), markup=False)
@@ -89,7 +96,8 @@ def _replay(seed: int, state_backend: str, console: Console) -> int:
             console.print("\n".join(report.trace), markup=False)
             console.print(
                 f"seed {seed} ({report.topology}) passed: {report.turns} turns, {report.checkpoints} checkpoints, "
-                f"{report.starts} starts, {report.strikes} strikes, {report.rescales} at another parallelism"
+                f"{report.starts} starts, {report.strikes} strikes, {report.rescales} at another parallelism, "
+                f"{report.images} images"
             )
             return 0
 
@@ -109,7 +117,8 @@ def _print_totals(totals: _Totals, took_s: float, console: Console) -> None:
     counts = totals.counts
     console.print(
         f"{totals.seeds} seeds, {len(totals.failed)} failed; {counts['checkpoints']} checkpoints, "
-        f"{counts['starts']} starts, {counts['strikes']} strikes, {counts['rescales']} at another parallelism; "
+        f"{counts['starts']} starts, {counts['strikes']} strikes, {counts['rescales']} at another parallelism, "
+        f"{counts['images']} images; "
         f"{took_s:.1f} s, {totals.seeds / took_s:.1f} seeds/s"
     )
     if totals.failed:

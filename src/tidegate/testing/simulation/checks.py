@@ -29,14 +29,18 @@ from tidegate.storage.state_file import check_sum
 from tidegate.storage.store import Store
 from tidegate.testing.simulation.incarnation import Incarnation
 from tidegate.testing.simulation.restored import applied_rules, entries_of
+from tidegate.testing.simulation.taken_states import TakenStates
 from tidegate.testing.simulation.topologies import Shape, Topology
 from tidegate.testing.simulation.world import SimStore, SimulationFailed, World
 from tidegate.worker.captured import HELD, RECEIVED
 from tidegate.worker.restoring import ChannelEnds, StoredFiles, restore_slot
 
 
-def check_retained(store: SimStore, plan: JobPlan) -> None:
-    """Every checkpoint that the log retains can be read, with every file that it needs, and holds no row twice."""
+def check_retained(store: SimStore, plan: JobPlan, taken: TakenStates | None = None) -> None:
+    """Every checkpoint that the log retains can be read, with every file that it needs, and holds no row twice.
+
+    With `taken`, its state is looked at, too, which takes its time.
+    """
     for completed in retained_checkpoints(JobLog(store, driver="check").read()):
         place: Store = store if completed.location is None else SimStore(store._world, completed.location)
         try:
@@ -44,6 +48,8 @@ def check_retained(store: SimStore, plan: JobPlan) -> None:
             for path, file in files_of(manifest).items():
                 check_sum(place.read(path), file, name=path)
             _check_captured(place, manifest, plan)
+            if taken is not None:
+                taken.check_stored(place, completed.manifest, manifest, plan, location=store.location)
         except Damaged as error:
             raise SimulationFailed(f"checkpoint {completed.checkpoint} is retained and not whole: {error}") from error
 

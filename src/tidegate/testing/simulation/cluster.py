@@ -29,7 +29,9 @@ from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.incarnation import Incarnation
 from tidegate.testing.simulation.scenario import MOST_SLOTS, OFTEN_RESTORED, Scenario
 from tidegate.testing.simulation.slot import Action
+from tidegate.testing.simulation.states import StateKind, limits_in_place, local_disk
 from tidegate.testing.simulation.steps import CrashAt, Step, StepWatch, steps_watched
+from tidegate.testing.simulation.taken_states import TakenStates
 from tidegate.testing.simulation.topologies import FORMAT
 from tidegate.testing.simulation.world import Crash, SimBackground, SimStore, SimulationFailed, World
 from tidegate.worker import gate, output
@@ -48,6 +50,8 @@ _FAULTY_TURNS = 14_000
 # The last start meets aborts and stalls for a while as well.
 _TURNS_AFTER_STRIKES = 1_500
 _RESTART_DELAY_MS = 3.0
+# Of RocksDB, for the few keys of a run.
+_STATE_MEMORY_BYTES = 8 << 20
 
 
 class Strike(Enum):
@@ -69,7 +73,9 @@ class SimCluster:
         self.scenario = scenario
         self._crash = crash
         self.random = Random(f"run:{scenario.seed}")
+        self._state_random = Random(f"state of starts:{scenario.seed}")
         self.world = World(self.random)
+        self.taken = TakenStates()
         self.watch = StepWatch()
         self.turns = 0
         self.starts = 0
@@ -104,7 +110,14 @@ class SimCluster:
     # -- the life of one job
 
     def play(self) -> None:
-        with self._connectors(), steps_watched(self.watch.at), self._costs():
+        states = self.scenario.states
+        with (
+            local_disk(),
+            limits_in_place(states, self.scenario.seed),
+            self._connectors(),
+            steps_watched(self.watch.at),
+            self._costs(),
+        ):
             self.world.interlude = self._let_others_act
             self._set_faults(is_on=True)
             self.watch.armed = self._crash
@@ -129,6 +142,8 @@ class SimCluster:
             check_end(self.world, store, self._shape, self._current, rescales=self.rescales)
             for left in self._left_locations:
                 check_location(SimStore(self.world, left), self._shape.plan(self._slots))
+            self._current.forget_processes()
+            self._actions = []
 
     def _is_finished(self) -> bool:
         return self._current.driver.is_over and self._stopping is None
@@ -297,10 +312,11 @@ class SimCluster:
     def _start(self) -> None:
         """A new driver process, which knows nothing but what is in the store."""
         with self._undisturbed():
-            self._check_retained()
+            check_retained(SimStore(self.world, self._location), self._shape.plan(self._slots), self.taken)
         self.starts += 1
-        self.world.note(f"a driver starts with {self._slots} slots in {self._location}")
-        self._current = Incarnation(self.world, self.random, self._spec(), self.scenario.network)
+        kind = self.scenario.states.kind_of(self.starts, self._state_random)
+        self.world.note(f"a driver starts with {self._slots} slots in {self._location}, state in {kind.value}")
+        self._current = Incarnation(self.world, self.random, self._spec(kind), self.scenario.network, self.taken)
         self._arm()
 
     def _settle(self) -> None:
@@ -352,8 +368,9 @@ class SimCluster:
         self._next_parallelism()
         self._start()
 
-    def _spec(self) -> JobSpec:
+    def _spec(self, kind: StateKind) -> JobSpec:
         scenario = self.scenario
+        inline_bytes = scenario.states.inline_below_bytes
         plan = self._shape.plan(self._slots)
         return JobSpec(
             name="simulated",
@@ -362,7 +379,10 @@ class SimCluster:
                 plan=plan,
                 checkpoint_location=self._location,
                 window_bytes=scenario.window_bytes,
-                state_backend=scenario.state_backend,
+                state_backend=kind.backend,
+                state_memory_bytes=_STATE_MEMORY_BYTES,
+                heap_snapshots=kind.heap_snapshots,
+                changelog_image_interval_ms=scenario.states.image_interval_ms if kind.has_changelog else None,
                 active_backpressure=scenario.active_backpressure,
                 checkpoint_interval_ms=scenario.checkpoints.interval_ms,
                 max_concurrent_checkpoints=scenario.checkpoints.max_concurrent,
@@ -370,7 +390,7 @@ class SimCluster:
                 least_window_bytes=1,
                 watermark_interval_ms=0.0,
                 idle_after_ms=None,
-                inline_below_bytes=scenario.inline_below_bytes,
+                inline_below_bytes=scenario.inline_below_bytes if inline_bytes is None else inline_bytes,
             ),
             fingerprint=tuple(fingerprint(plan)),
             checkpoints=scenario.checkpoints,

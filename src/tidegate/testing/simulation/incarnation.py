@@ -18,6 +18,7 @@ from tidegate.plan.physical import JobPlan
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.lanes import ByteLaneLink, LaneLink, OwnLaneLink
 from tidegate.testing.simulation.slot import EVEN_PACES, INJECTED, Action, Lanes, RandomSlices, SimSlot
+from tidegate.testing.simulation.taken_states import TakenStates
 from tidegate.testing.simulation.user_code import user_code
 from tidegate.testing.simulation.world import SimBackground, SimStore, SimulationFailed, World
 from tidegate.worker.main import SlotOrder
@@ -62,8 +63,11 @@ class _Launch:
 class Incarnation:
     """Implements `Launcher` and `Members` for its driver. `spec.slot_settings` says where its files lie."""
 
-    def __init__(self, world: World, random: Random, spec: JobSpec, network: NetworkSettings) -> None:
+    def __init__(
+        self, world: World, random: Random, spec: JobSpec, network: NetworkSettings, taken: TakenStates
+    ) -> None:
         self.world = world
+        self._taken = taken
         self.spec = spec
         self._random = random
         self._network = network
@@ -124,6 +128,7 @@ class Incarnation:
                 user_code=user_code(),
                 slices=self._slices,
                 connect=self._connect,
+                taken=self._taken,
             )
             for index in self.indexes
         ]
@@ -203,6 +208,11 @@ class Incarnation:
         for slot in self.slots:
             slot.kill()
         return begun
+
+    def forget_processes(self) -> None:
+        """They have ended, and their memory is nobody's."""
+        for slot in self.slots:
+            slot.background.forget()
 
     def check_windows(self) -> None:
         """Bytes in flight are conserved: what a sender still counts, its receiver has consumed and not yet granted."""

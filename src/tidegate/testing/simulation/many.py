@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 
 from tidegate.testing.simulation.run import RunFailure, RunReport, run_seed
+from tidegate.testing.simulation.states import StateDice
 
 # Handing over a seed is nothing beside playing it; this few, so that no process is left with the rest.
 _SEEDS_AT_A_TIME = 5
@@ -19,17 +20,17 @@ Outcome = RunReport | RunFailure
 
 
 @contextmanager
-def outcomes_of(seeds: Sequence[int], *, processes: int, state_backend: str = "heap") -> Iterator[Iterator[Outcome]]:
+def outcomes_of(seeds: Sequence[int], *, processes: int, dice: StateDice) -> Iterator[Iterator[Outcome]]:
     """As they come, in any order. Leaving early ends the processes."""
     if processes == 1:
         prepare_process()
-        yield (run_seed(seed, state_backend=state_backend) for seed in seeds)
+        yield (run_seed(seed, dice=dice) for seed in seeds)
         return
     # Spawned, not forked: a fork has the locks of threads that it does not have. And it breaks if a process dies.
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_prepare_child)
     try:
         parts = [seeds[at : at + _SEEDS_AT_A_TIME] for at in range(0, len(seeds), _SEEDS_AT_A_TIME)]
-        yield _flat(pool.submit(_play, part, state_backend) for part in parts)
+        yield _flat(pool.submit(_play, part, dice) for part in parts)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -45,8 +46,8 @@ def _prepare_child() -> None:
     prepare_process()
 
 
-def _play(seeds: Sequence[int], state_backend: str) -> list[Outcome]:
-    return [run_seed(seed, state_backend=state_backend) for seed in seeds]
+def _play(seeds: Sequence[int], dice: StateDice) -> list[Outcome]:
+    return [run_seed(seed, dice=dice) for seed in seeds]
 
 
 def _flat(parts: "Iterator[Future[list[Outcome]]]") -> Iterator[Outcome]:

@@ -1,9 +1,10 @@
 """Plays seeds and says what came of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tidegate.testing.simulation.cluster import SimCluster
 from tidegate.testing.simulation.scenario import Scenario, scenario_of
+from tidegate.testing.simulation.states import StateDice
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class RunReport:
     starts: int
     strikes: int
     rescales: int
+    images: int
     steps: frozenset[str]
     trace: tuple[str, ...]
 
@@ -32,9 +34,9 @@ class RunFailure:
         return "\n".join([f"seed {self.seed}: {self.reason}", f"  {self.scenario}", *(f"  {t}" for t in self.trace)])
 
 
-def run_seed(seed: int, *, state_backend: str = "heap") -> RunReport | RunFailure:
+def run_seed(seed: int, *, dice: StateDice = StateDice.HEAP) -> RunReport | RunFailure:
     """The whole life of one job. The same seed gives the same run."""
-    cluster = SimCluster(replace(scenario_of(seed), state_backend=state_backend))
+    cluster = SimCluster(scenario_of(seed, dice))
     try:
         cluster.play()
     except Exception as error:  # whatever production code raises is a finding, with the seed that replays it
@@ -47,6 +49,7 @@ def run_seed(seed: int, *, state_backend: str = "heap") -> RunReport | RunFailur
         starts=cluster.starts,
         strikes=cluster.strikes,
         rescales=cluster.rescales,
+        images=cluster.taken.images,
         steps=frozenset(step.name for step in cluster.watch.reached),
         trace=tuple(cluster.world.trace),
     )

@@ -8,6 +8,7 @@ from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.protocol.retention import KeepFor, KeepNumber
 from tidegate.testing.simulation.connectors import SimSource
 from tidegate.testing.simulation.incarnation import NetworkSettings
+from tidegate.testing.simulation.states import StateDice, StateScenario, states_of
 from tidegate.testing.simulation.topologies import Shape, Topology
 
 MOST_SLOTS = 4
@@ -46,10 +47,10 @@ class Scenario:
     sink_flaky_rate: float
     leaves_zombies: bool
     cost_switch_rate: float
-    state_backend: str = "heap"
+    states: StateScenario
 
 
-def scenario_of(seed: int) -> Scenario:
+def scenario_of(seed: int, dice: StateDice = StateDice.HEAP) -> Scenario:
     random = Random(f"scenario:{seed}")
     # In turn, so that a few seeds already show every job.
     topology = list(Topology)[seed % len(Topology)]
@@ -91,6 +92,7 @@ def scenario_of(seed: int) -> Scenario:
         sink_flaky_rate=random.choice([0.0, 0.0, 0.1]),
         leaves_zombies=random.random() < 0.5,
         cost_switch_rate=random.choice([0.0, 0.0, 0.05]),
+        states=states_of(seed, dice),
     )
 
 

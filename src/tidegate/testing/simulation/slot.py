@@ -21,10 +21,13 @@ from tidegate.network.messages import (
 )
 from tidegate.operators.contract import UserCode
 from tidegate.plan.physical import AsyncMapSpec
+from tidegate.storage.manifests import decode_manifest
 from tidegate.storage.store import Store
 from tidegate.testing.simulation.calls import SlotCalls
 from tidegate.testing.simulation.lanes import LaneLink
 from tidegate.testing.simulation.restored import check_restored
+from tidegate.testing.simulation.stored_ahead_checks import Rest, check_images_go_on
+from tidegate.testing.simulation.taken_states import TakenStates
 from tidegate.testing.simulation.world import SimBackground, SimulationFailed
 from tidegate.worker.gate import Arrived
 from tidegate.worker.links import LocalLink
@@ -81,6 +84,7 @@ class SimSlot:
         user_code: UserCode,
         slices: RandomSlices,
         connect: Callable[[SlotIndex, Generation], tuple[Lanes, Lanes]],
+        taken: TakenStates,
     ) -> None:
         self.index = index
         self.is_alive = True
@@ -94,6 +98,8 @@ class SimSlot:
         self._user_code = user_code
         self._slices = slices
         self._connect = connect
+        self._taken = taken
+        self._rest = Rest()
         self._calls = SlotCalls(slices._random)
         self._session = SlotSession(begin=self._begin, on_error=self._raise)
         self._local: LocalLink | None = None
@@ -121,6 +127,8 @@ class SimSlot:
         if self.tasks is not None:
             # The system takes back what a process had open; what it had begun to store may still get through.
             self.tasks._state.close()
+            self.tasks._snapshots._assemblies.clear()
+            self.tasks._snapshots._last_snapshot.clear()
         self.tasks = None
 
     def fail_in_user_code(self) -> bool:
@@ -225,6 +233,7 @@ class SimSlot:
     def _on_time(self) -> bool:
         if (tasks := self._running()) is not None:
             tasks.on_time()
+            self._rest.check(tasks, self._clock.monotonic_ms())
             self._after_step(tasks)
         return False
 
@@ -265,10 +274,23 @@ class SimSlot:
             open_calls=self._calls.open,
             send=self._send,
         )
+        self._check_state(deploy)
         for task in self.tasks.tasks:
             task.sizer = task._timer_sizer = task.giving_sizer = self._slices
         self._session.on_built(self.tasks)
         self._send(Ready(deploy.generation, restore.recovered_bytes, list(restore.dropped)))
+
+    def _check_state(self, deploy: Deploy) -> None:
+        """What the tasks begin with, and from now on what they take snapshots of."""
+        assert self.tasks is not None
+        plan, location = self._settings.plan, self._settings.checkpoint_location
+        if deploy.restore_manifest is not None:
+            elsewhere = deploy.restore_location
+            store = self._store if elsewhere is None else self._open_location(elsewhere)
+            manifest = decode_manifest(store.read(deploy.restore_manifest), name=deploy.restore_manifest)
+            took_it = location if elsewhere is None else None
+            self._taken.check_restored(self.tasks, manifest, plan, location=took_it)
+        self._taken.watch(self.tasks, plan, location=location, generation=deploy.generation)
 
     def _tear_down(self) -> None:
         self._session.on_torn_down()
@@ -288,6 +310,7 @@ class SimSlot:
         while self._local is not None and self._local.messages:
             tasks.on_peer_message(self._local.messages.popleft())
         tasks.collect_held()
+        check_images_go_on(tasks)
 
     def _deliver(self, channel: int, arrived: Arrived) -> None:
         assert self.tasks is not None

@@ -63,7 +63,8 @@ class SimStore:
 
     def __init__(self, world: World, location: str) -> None:
         self._world = world
-        self._prefix = location.rstrip("/") + "/"
+        self.location = location.rstrip("/")
+        self._prefix = self.location + "/"
 
     def read(self, path: str) -> bytes:
         found = self._world.files.get(self._prefix + path)
@@ -126,6 +127,11 @@ class SimBackground:
 
     def close(self) -> None:
         self._work.clear()
+
+    def forget(self) -> None:
+        """With what nobody has heard of."""
+        self._work.clear()
+        self._notes.clear()
 
     def has_work(self) -> bool:
         return bool(self._work)
