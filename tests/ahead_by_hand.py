@@ -9,7 +9,11 @@ class AheadByHand:
     def __init__(self) -> None:
         self.changes: list[str] = []
         self.images: list[list[str]] = []
+        self.stored: set[str] = set()
         self._then: list[Callable[[BaseException | None], None]] = []
+
+    def is_stored(self, name: str) -> bool:
+        return name in self.stored
 
     def store_changes(self, file: LocalFile) -> None:
         assert file.path.stat().st_size == file.length_bytes > 0

@@ -76,7 +76,7 @@ def does_not_wait_at_an_aligned_barrier(patch: Patch) -> None:
     patch.setattr(GateBarriers, "may_consume", may_consume)
 
 
-@variant(found_at=12)
+@variant(found_at=45)
 def stays_aligned_although_the_sender_has_captured(patch: Patch) -> None:
     def must_switch(active: Any, now_ms: float) -> bool:
         return not active.snapshot_taken and active.switch_at_ms is not None and active.switch_at_ms <= now_ms
@@ -313,7 +313,7 @@ def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> No
     patch.setattr(Checkpointing, "_abort", delete_with_it)
 
 
-@variant(found_at=387)
+@variant(found_at=764)
 def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> None:
     original = SlotSnapshots._go_on
 

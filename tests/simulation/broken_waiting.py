@@ -13,7 +13,7 @@ def stores_no_rows_that_wait_for_their_calls(patch: Patch) -> None:
     patch.setattr(AsyncMapOperator, "snapshot", lambda self: [])
 
 
-@variant(found_at=12)
+@variant(found_at=128)
 def stores_rows_that_were_given_already(patch: Patch) -> None:
     patch.setattr(AsyncMapOperator, "_held_of", lambda self, taken: taken.rows)
 

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 import pyarrow as pa
 import pytest
 
+from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.operators import partial_aggregate
 from tidegate.plan.expressions import Column
@@ -27,6 +28,7 @@ from tidegate.plan.physical import (
 from tidegate.testing.simulation.cluster import SimCluster
 from tidegate.testing.simulation.connectors import ROWS_SCHEMA
 from tidegate.testing.simulation.scenario import scenario_of
+from tidegate.testing.simulation.states import StateDice
 from tidegate.testing.simulation.topologies import FORMAT, MAX_PARALLELISM, WINDOWS, Rows, Shape, Topology
 from tidegate.testing.simulation.user_code import EVENT_TIMES, SESSION, SESSION_GAP_MS
 
@@ -117,9 +119,20 @@ def _combines_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", [WindowsByColumns, CombinedWindows, SessionsByColumns])
 def test_every_group_is_committed_once_and_whole(kind: type[Shape]) -> None:
+    play(kind, StateDice.HEAP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [WindowsByColumns, SessionsByColumns])
+def test_every_group_on_disk_is_committed_once_and_whole(kind: type[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
+    take_tiny_steps(monkeypatch)
+    play(kind, StateDice.ROCKSDB)
+
+
+def play(kind: type[Shape], dice: StateDice) -> None:
     restores = rescales = 0
     for seed in SEEDS:
-        scenario = scenario_of(seed)
+        scenario = scenario_of(seed, dice)
         shape = kind(*(getattr(scenario.shape, field.name) for field in fields(Shape)))
         cluster = SimCluster(replace(scenario, shape=shape))
         try:

@@ -109,6 +109,17 @@ def test_many_changes_are_stored_at_once(subtask: Subtask, monkeypatch: pytest.M
     assert len(subtask.ahead.changes) == 1
 
 
+def test_changes_count_as_unstored_from_when_they_are_noted_until_they_are_stored(subtask: Subtask) -> None:
+    assert subtask.backend.unstored_bytes() == 0
+    subtask.put(b"k", b"12345")
+    assert subtask.backend.unstored_bytes() == 6
+    subtask.pass_time(0)
+    subtask.pass_time(BATCH_MS)
+    assert subtask.backend.unstored_bytes() >= 6
+    subtask.ahead.stored.update(subtask.ahead.changes)
+    assert subtask.backend.unstored_bytes() == 0
+
+
 def test_a_snapshot_adds_the_last_changes_alone(subtask: Subtask) -> None:
     for number in range(7):
         subtask.put(b"k%d" % number, b"1")

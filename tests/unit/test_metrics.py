@@ -46,6 +46,7 @@ def view() -> JobView:
         bytes_in=100,
         bytes_out=50,
         window_bytes=4096,
+        unstored_bytes=88,
         lag_ms=2_500.0,
         rates=Rates(busy_ms_per_s=800.0, backpressured_ms_per_s=150.0, idle_ms_per_s=50.0),
     )
@@ -123,6 +124,7 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         "tidegate_task_idle_ratio": 0.05,
         "tidegate_task_queued_bytes": 7,
         "tidegate_task_window_bytes": 4096,
+        "tidegate_task_unstored_bytes": 88,
         "tidegate_task_source_lag_seconds": 2.5,
         "tidegate_task_watermark_timestamp_seconds": 1_700_000_000,
     }

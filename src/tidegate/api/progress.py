@@ -85,6 +85,7 @@ def _metrics(task: TaskView) -> dict[str, Any]:
         "bytesOut": task.bytes_out,
         "queuedBytes": task.queued_bytes,
         "windowBytes": task.window_bytes,
+        "unstoredBytes": task.unstored_bytes,
         "pausedMs": round(task.paused_ms),
         "lagMs": None if task.lag_ms is None else round(task.lag_ms),
         "lateRows": task.late_rows,

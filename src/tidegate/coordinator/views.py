@@ -77,6 +77,7 @@ class TaskView:
     window_bytes: int = 0
     lag_ms: float | None = None
     rates: Rates = UNKNOWN
+    unstored_bytes: int = 0  # of changes that state.changelog is to store
 
 
 def task_views(
@@ -103,6 +104,7 @@ def task_views(
             window_bytes=report.window_bytes,
             lag_ms=report.lag_ms,
             rates=UNKNOWN if rates is None else rates.of(report.task),
+            unstored_bytes=report.unstored_bytes,
         )
         for _, progress in sorted(reports.items())
         for report in progress.tasks

@@ -315,6 +315,7 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bytes_out: int = 0
     window_bytes: int = 0
     lag_ms: float | None = None
+    unstored_bytes: int = 0
 
 
 class Progress(_Message, frozen=True, gc=False):

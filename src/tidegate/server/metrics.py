@@ -107,6 +107,9 @@ class _Collector:
         yield self._per_task("idle_ratio", now, ((t, t.rates.idle_ms_per_s / 1000) for t in tasks))
         yield self._per_task("queued_bytes", "In the task's input.", ((t, t.queued_bytes) for t in tasks))
         yield self._per_task("window_bytes", "What may be in flight to it.", ((t, t.window_bytes) for t in tasks))
+        yield self._per_task(
+            "unstored_bytes", "Changes of its state that are not stored yet.", ((t, t.unstored_bytes) for t in tasks)
+        )
         lags = ((t, t.lag_ms) for t in tasks if t.lag_ms is not None)
         yield self._per_task(
             "source_lag_seconds", "Age of the next row to be read.", ((t, lag_ms / 1000) for t, lag_ms in lags)

@@ -29,8 +29,9 @@ BATCH_BYTES = 1 << 20
 
 
 class StoresAhead(Protocol):
-    """Stores files of state before a checkpoint needs them; both return at once."""
+    """Stores files of state before a checkpoint needs them; all return at once."""
 
+    def is_stored(self, name: str) -> bool: ...
     def store_changes(self, file: LocalFile) -> None: ...
     def store_image(
         self, files: Callable[[], Sequence[LocalFile]], then: Callable[[BaseException | None], None]
@@ -132,6 +133,11 @@ class ChangelogBackend:
 
     def size_bytes(self) -> int:
         return self._state.size_bytes()
+
+    def unstored_bytes(self) -> int:
+        """Of changes: noted, or in files of which none is stored yet."""
+        unstored = (file for file in self._files.changes if not self._ahead.is_stored(file.name))
+        return self._states.noted_bytes() + sum(file.written_bytes for file in unstored)
 
     def close(self) -> None:
         self._making = None

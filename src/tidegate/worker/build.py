@@ -93,7 +93,7 @@ class TaskBuilder:
             key_groups=key_groups,
             clock=self.clock,
             user_code=self.user_code,
-            open_state=lambda: self.state.open(key_groups),
+            open_state=lambda: self.state.open(key_groups, id),
             floors=restored.floors,
             open_calls=self.open_calls,
             open_rows=lambda: self.state.open_rows(key_groups),

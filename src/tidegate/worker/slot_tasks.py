@@ -268,7 +268,7 @@ class SlotTasks:
                 self._generation,
                 self._is_idle(),
                 self._splits_received,
-                [*map(_progress, self.tasks)],
+                [_progress(task, self._state.unstored_bytes(task.id)) for task in self.tasks],
                 self._snapshots.standings(),
                 self._clock.monotonic_ms(),
             )
@@ -319,7 +319,7 @@ def _open_state(settings: SlotSettings, slot: SlotIndex, ahead: StoredAhead, clo
     return ChangelogBackends(backends, local_folder(), ahead=ahead, clock=clock, interval_ms=interval_ms, slot=slot)
 
 
-def _progress(task: Task) -> TaskProgress:
+def _progress(task: Task, unstored_bytes: int) -> TaskProgress:
     counters = task.counters
     queued_bytes = 0 if task.gate is None else task.gate.queued_bytes()
     return TaskProgress(
@@ -336,4 +336,5 @@ def _progress(task: Task) -> TaskProgress:
         bytes_out=counters.bytes_out,
         window_bytes=0 if task.gate is None else task.gate.window_bytes(),
         lag_ms=None if task.source is None else task.source.lag_ms(),
+        unstored_bytes=unstored_bytes,
     )

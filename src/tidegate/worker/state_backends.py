@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import OptionError
-from tidegate.model.ids import KeyGroupRange
+from tidegate.model.ids import KeyGroupRange, TaskId
 from tidegate.state.changelog import ChangelogBackend
 from tidegate.state.contract import StateBackend
 from tidegate.state.heap import HeapBackend
@@ -35,7 +35,7 @@ NEEDS_ROCKSDICT = (
 
 
 class StateBackends(Protocol):
-    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+    def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
         """An empty one, for one operator of a task."""
         ...
 
@@ -60,6 +60,10 @@ class StateBackends(Protocol):
         ...
 
     def next_deadline_ms(self) -> float | None: ...
+    def unstored_bytes(self, task: TaskId) -> int:
+        """Of changes of its state that are to be stored ahead of checkpoints."""
+        ...
+
     def close(self) -> None:
         """All that is left of them."""
         ...
@@ -99,9 +103,12 @@ class _WithoutChangelog:
     def next_deadline_ms(self) -> float | None:
         return None
 
+    def unstored_bytes(self, task: TaskId) -> int:
+        return 0
+
 
 class HeapBackends(_WithoutChangelog):
-    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+    def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
         return HeapBackend(key_groups, files_in=local_folder())
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
@@ -125,7 +132,7 @@ class IncrementalHeapBackends(_WithoutChangelog):
         self._whole_up_to_bytes = whole_up_to_bytes
         self._opened: list[IncrementalHeapBackend] = []
 
-    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+    def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
         assert self._folder is not None, "not closed"
         backend = IncrementalHeapBackend(key_groups, folder=self._folder, whole_up_to_bytes=self._whole_up_to_bytes)
         self._opened.append(backend)
@@ -162,7 +169,7 @@ class RocksBackends(_WithoutChangelog):
         self._scratch: list[ScratchFiles] = []
         self.rows_memory = RowMemory(rows_memory_bytes)
 
-    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+    def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
         from tidegate.state.rocksdb import RocksBackend
 
         assert self._folder is not None, "not closed"
@@ -214,8 +221,9 @@ class ChangelogBackends:
         self._interval_ms = interval_ms
         self._slot = slot
         self._opened: list[ChangelogBackend] = []
+        self._opened_by: dict[TaskId | None, list[ChangelogBackend]] = {}
 
-    def open(self, key_groups: KeyGroupRange) -> StateBackend:
+    def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
         assert self._folder is not None, "not closed"
         backend = ChangelogBackend(
             self._backends.open(key_groups),
@@ -227,6 +235,7 @@ class ChangelogBackends:
             first_image_at_ms=self._clock.monotonic_ms() + self._first_after_ms(),
         )
         self._opened.append(backend)
+        self._opened_by.setdefault(task, []).append(backend)
         return backend
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
@@ -249,6 +258,9 @@ class ChangelogBackends:
     def next_deadline_ms(self) -> float | None:
         deadlines = [self._ahead.next_deadline_ms(), *(backend.next_deadline_ms() for backend in self._opened)]
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
+
+    def unstored_bytes(self, task: TaskId) -> int:
+        return sum(backend.unstored_bytes() for backend in self._opened_by.get(task, []))
 
     def close(self) -> None:
         self._ahead.close()

@@ -117,6 +117,9 @@ class StoredAhead:
 
         self._background.submit(lambda: found.extend(files()), listed)
 
+    def is_stored(self, name: str) -> bool:
+        return name in self._known or name in self._stored
+
     def unstored_bytes(self) -> int:
         """Of changes."""
         waiting = (file for file in self._waiting_changes if file.keeper() is not None)
@@ -223,16 +226,13 @@ class StoredAhead:
         taken_bytes = 0
         while waiting and taken_bytes < _MOST_AT_ONCE_BYTES:
             file = waiting.popleft().local()
-            if file is not None and not self._is_stored(file.name):
+            if file is not None and not self.is_stored(file.name):
                 taken.append(file)
                 taken_bytes += file.length_bytes
         return taken
 
-    def _is_stored(self, name: str) -> bool:
-        return name in self._known or name in self._stored
-
     def _tell_of_images(self) -> None:
-        for image in [image for image in self._images if all(map(self._is_stored, image.names))]:
+        for image in [image for image in self._images if all(map(self.is_stored, image.names))]:
             self._images.remove(image)
             image.then(None)
 
