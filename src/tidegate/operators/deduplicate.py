@@ -71,8 +71,6 @@ class DeduplicateOperator:
         first = _first_rows(slots, self._expiry.live[slots])
         if len(first):
             passing = rows if len(first) == rows.num_rows else rows.take(slots_array(first))
-            if self._on_disk is not None:
-                self._on_disk.before_change(slots[first])
             self._expiry.watch(slots[first], self._forgotten_at_us(passing), self._index.count)
             emit(passing)
         if self._on_disk is not None:

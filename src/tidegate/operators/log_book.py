@@ -65,9 +65,7 @@ def last_kept(files: Sequence[FileUse], written_rows: int, live_rows: int) -> in
     last, rows, most_rows = len(files), written_rows, small_rows(live_rows)
     # Each is small beside those behind it, so that a row is written again a few times only.
     while (
-        last > 0
-        and files[last - 1].row_count < min(most_rows, 2 * max(rows, 1) + 1)
-        and files[last - 1].is_remembered
+        last > 0 and files[last - 1].row_count < min(most_rows, 2 * max(rows, 1) + 1) and files[last - 1].is_remembered
     ):
         last -= 1
         rows += files[last].live_count

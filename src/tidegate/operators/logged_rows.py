@@ -256,7 +256,7 @@ class LoggedRows:
     # -- taking what is owed
 
     def _advance(self, taking: Taking) -> None:
-        """A part of what is owed; then of what is needed of the oldest files, for later snapshots to do without them."""
+        """A part of what is owed; then of what is needed of the oldest files: later snapshots do without them."""
         slot_count = self._flags.count
         if taking.is_owed:
             takes_all = slot_count <= _FEW_PARTS * log_book.PART_ROWS or not self._rows.is_frozen_by_part
@@ -311,7 +311,7 @@ class LoggedRows:
         return taking.kept[first - 1].number if any(use.live_count for use in uses[:first]) else 0
 
     def _some_of_given_up(self, taking: Taking) -> Slots:
-        """Slots whose rows are in the oldest files, but for those that changed since: the next snapshot is owed them."""
+        """Slots whose rows are in the oldest files, without those that changed since: the next one is owed them."""
         start, stop = taking.looked_to, min(taking.looked_to + _LOOKED_AT, self._flags.count)
         # What is in no file becomes the greatest number.
         is_old = (self._numbers.used[start:stop] - 1).view(np.uint32) < taking.moves_until
