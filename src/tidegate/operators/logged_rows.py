@@ -3,8 +3,8 @@
 Knows of each slot in which file its newest row is. The log stays in proportion to the rows that are needed: the oldest
 files are given up, and what is still needed of them is written again. A key that left is written as gone, so that no
 older row of it counts. A snapshot only notes that what changed until now is owed to it: that is taken part by part,
-between steps of the stream, or just before it changes again. Must never give up a file that has the newest row of a live
-slot, nor let a row that is owed change before it is taken.
+between steps of the stream, or just before it changes again. Must never give up a file that has the newest row of a
+live slot, nor let a row that is owed change before it is taken.
 """
 
 from collections import deque
