@@ -270,11 +270,11 @@ def test_what_was_emitted_does_not_change_afterwards() -> None:
 
 
 def test_large_output_is_emitted_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate, "EMIT_BATCH_ROWS", 1000)
+    monkeypatch.setattr(aggregate, "EMIT_BATCH_ROWS", 1024)
     harness = Harness(spec_of([pa.int64()]))
     harness.process(list(range(2500)), [1] * 2500)
     harness.flushed()
-    assert [batch.num_rows for batch in harness.out] == [1000, 1000, 500]
+    assert [batch.num_rows for batch in harness.out] == [1024, 1024, 452]
 
 
 def test_a_snapshot_holds_the_moment_it_was_taken() -> None:

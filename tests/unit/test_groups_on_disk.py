@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiny_steps import opened_backends, take_tiny_steps
+from tests.unit.tiny_steps import opened_backends, run_steps, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
-from tidegate.operators import aggregate, compaction, log_book
+from tidegate.operators import aggregate, compaction, log_book, logged_rows
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.expressions import Column
@@ -112,6 +112,15 @@ class Subtask:
         return self.operators[0].snapshot(), self.operators[1].snapshot()
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A snapshot of all subtasks: in memory and on disk, of those key groups, at that event time."""
+
+    sections: list[tuple[list[Section], list[Section]]]
+    key_groups: list[KeyGroupRange]
+    watermark_ms: int
+
+
 class Job:
     def __init__(self, spec: AggregateSpec, backends: RocksBackends) -> None:
         self.spec = spec
@@ -140,14 +149,14 @@ class Job:
             for out in subtask.out:
                 out.clear()
 
-    def snapshot(self) -> list[tuple[list[Section], list[Section]]]:
-        return [subtask.snapshot() for subtask in self.subtasks]
+    def snapshot(self) -> Taken:
+        self.check()
+        sections = [subtask.snapshot() for subtask in self.subtasks]
+        return Taken(sections, [subtask.key_groups for subtask in self.subtasks], self.watermark_ms)
 
-    def restore(
-        self, snapshots: list[tuple[list[Section], list[Section]]], parallelism: int, *, from_heap: bool
-    ) -> None:
-        stored = [(restored_from(in_memory), restored_from(on_disk)) for in_memory, on_disk in snapshots]
-        old = [subtask.key_groups for subtask in self.subtasks]
+    def restore(self, taken: Taken, parallelism: int, *, from_heap: bool) -> None:
+        stored = [(restored_from(in_memory), restored_from(on_disk)) for in_memory, on_disk in taken.sections]
+        old, self.watermark_ms = taken.key_groups, taken.watermark_ms
         reached = [(key_groups, self.watermark_ms) for key_groups in old]
         self.subtasks = []
         for at in range(parallelism):
@@ -193,8 +202,9 @@ steps = st.lists(
         st.tuples(st.just("rows"), st.lists(a_row, min_size=1, max_size=25)),
         st.tuples(st.just("rows"), st.lists(a_row, min_size=1, max_size=25)),
         st.tuples(st.just("watermark"), st.tuples(st.integers(0, 14_000), st.integers(0, 3))),
-        st.tuples(st.just("snapshot"), st.none()),
-        st.tuples(st.just("restore"), st.tuples(st.sampled_from([1, 1, 2, 3]), st.booleans())),
+        st.tuples(st.just("snapshot"), st.integers(0, 4)),
+        st.tuples(st.just("steps"), st.integers(1, 4)),
+        st.tuples(st.just("restore"), st.tuples(st.sampled_from([1, 1, 2, 3]), st.booleans(), st.booleans())),
         st.tuples(st.just("check"), st.none()),
     ),
     min_size=4,
@@ -224,7 +234,7 @@ SPECS = {
 def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[Any], memory_bytes: int) -> None:
     with opened_backends(rows_memory_bytes=memory_bytes) as backends:
         job = Job(SPECS[name], backends)
-        taken = None
+        taken: Taken | None = None
         for kind, what in drawn:
             match kind:
                 case "rows":
@@ -234,17 +244,24 @@ def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[A
                 case "check":
                     job.check()
                 case "snapshot":
-                    # One that nobody stores: the rows in it are for the next one to write.
-                    job.check()
+                    # Nobody may store it to its end: the rows in it are for the next one to write.
                     taken = job.snapshot()
+                    run_steps(sections_on_disk(taken), what)
+                case "steps":
+                    run_steps(sections_on_disk(taken), what)
                 case "restore":
-                    job.check()
-                    taken = job.snapshot()
-                    job.restore(taken, what[0], from_heap=what[1])
+                    parallelism, from_heap, is_late = what
+                    # What came after a snapshot is not in it, whenever it is stored.
+                    taken = taken if is_late and taken is not None else job.snapshot()
+                    job.restore(taken, parallelism, from_heap=from_heap)
         job.check()
         job.on_watermark(1 << 40, fires=0)
         job.check()
         del job, taken
+
+
+def sections_on_disk(taken: Taken | None) -> list[Section]:
+    return [] if taken is None else [section for _, on_disk in taken.sections for section in on_disk]
 
 
 def numbered(spec: AggregateSpec, numbers: Sequence[int]) -> pa.RecordBatch:
@@ -287,6 +304,83 @@ def test_a_snapshot_stores_what_changed_since_the_last_one(
     assert shown == {"100": "3", "101": "2"}
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_group_that_changes_behind_the_barrier_is_stored_as_it_was_at_it(backends: RocksBackends, steps: int) -> None:
+    subtask = on_disk(backends)
+    subtask.process(numbered(subtask.spec, range(50)))
+    for _ in range(2):
+        restored_from(subtask.snapshot()[1])
+        subtask.process(numbered(subtask.spec, range(40)))
+    (_, taken) = subtask.snapshot()
+    run_steps(taken, steps)
+    subtask.process(numbered(subtask.spec, [1, 1, 39, 60]))
+    (_, later) = subtask.snapshot()
+    restored_first, restored_later = restored_from(taken), restored_from(later)
+    at_barrier = dict.fromkeys(range(40), 4) | dict.fromkeys(range(40, 50), 2)
+    assert shown_counts(on_disk(backends, restored_first), range(50)) == at_barrier
+    assert shown_counts(on_disk(backends, restored_later), [*range(50), 60]) == at_barrier | {1: 6, 39: 5, 60: 2}
+
+
+def shown_counts(subtask: Subtask, numbers: Sequence[int]) -> dict[int, int]:
+    """Of rows by group, with one more for each."""
+    subtask.process(numbered(subtask.spec, numbers))
+    return {int(row[0]): int(row[2]) for row in _rows_of(subtask.settle()[1])}
+
+
+def test_no_row_is_copied_at_the_barrier(backends: RocksBackends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    subtask, copied = on_disk(backends), list[int]()
+    operator = subtask.operators[1]
+    freeze = operator.frozen
+    monkeypatch.setattr(operator, "frozen", lambda slots: (copied.append(len(slots)), freeze(slots))[1])
+    subtask.process(numbered(subtask.spec, range(300)))
+    (_, taken) = subtask.snapshot()
+    assert copied == []
+    subtask.process(numbered(subtask.spec, [7, 7, 300]))
+    assert copied == [1], "what is about to change"
+    restored_from(taken)
+    assert copied == [1, 299]
+
+
+def test_rows_of_files_that_are_given_up_are_as_they_were_at_the_barrier(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(log_book, "_FEW_ROWS", 10)
+    monkeypatch.setattr(log_book, "SMALL_FILE_ROWS", 0)
+    subtask = on_disk(backends)
+    subtask.process(numbered(subtask.spec, range(100)))
+    for _ in range(2):
+        restored_from(subtask.snapshot()[1])
+        subtask.process(numbered(subtask.spec, range(70)))
+    (_, taken) = subtask.snapshot()
+    run_steps(taken, 1)
+    subtask.process(numbered(subtask.spec, [80, 81]))
+    stored = restored_from(taken)
+    expected = dict.fromkeys(range(70), 4) | dict.fromkeys(range(70, 100), 2)
+    assert shown_counts(on_disk(backends, stored), range(100)) == expected
+    (later,) = restored_from(subtask.snapshot()[1])
+    assert shown_counts(on_disk(backends, [later]), range(100)) == expected | {80: 3, 81: 3}
+    subtask.process(numbered(subtask.spec, [80]))
+    (last,) = restored_from(subtask.snapshot()[1])
+    assert min(later.files) not in last.files, "nothing in the oldest is needed any more"
+
+
+def test_a_group_that_ends_behind_the_barrier_is_in_the_snapshot(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logged_rows, "_MOST_GONE", 1000)
+    subtask = Subtask(SPECS["append"], KeyGroupRange(0, KEY_GROUPS), backends)
+    subtask.process(rows_from(subtask.spec, [(0, (number, None), 1, None, None) for number in range(30)]))
+    (_, taken) = subtask.snapshot()
+    run_steps(taken, 1)
+    subtask.on_watermark(1 << 40, fires=100)
+    assert len(_rows_of(subtask.out[1])) == 30
+    again = Subtask(subtask.spec, KeyGroupRange(0, KEY_GROUPS), backends, ([], restored_from(taken)))
+    again.on_watermark(1 << 40, fires=100)
+    assert len(_rows_of(again.out[1])) == 30
+
+
 def test_a_group_that_ended_stays_so_when_the_file_that_says_it_is_written_anew(backends: RocksBackends) -> None:
     subtask = Subtask(SPECS["append"], KeyGroupRange(0, KEY_GROUPS), backends)
     windows = [(0, number) for number in range(2)] + [(5, number) for number in range(10)]
@@ -314,7 +408,10 @@ def test_a_snapshot_while_groups_are_left_behind_is_not_undone_by_it(
         subtask.process(rows_from(subtask.spec, [(at, (number, None), 1, None, None) for at, number in windows]))
         subtask.on_watermark(1_000, fires=fires)
         counts.append(subtask.operators[1].index.count)
-        subtask.snapshot()
+        (_, taken) = subtask.snapshot()
+        for _ in range(60):
+            subtask.operators[1].fire(1, subtask.out[1].append)
+            run_steps(taken, 1)
         subtask.settle()
         assert subtask.operators[1].index.count == 10
         assert subtask.operators[1].is_consistent()

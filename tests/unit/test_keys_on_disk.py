@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiny_steps import opened_backends, take_tiny_steps
+from tests.unit.tiny_steps import opened_backends, run_steps, take_tiny_steps
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators import compaction, deduplicate
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.deduplicate import DeduplicateOperator
 from tidegate.plan.nodes import ForgetAfterDelay, ForgetByKey
 from tidegate.plan.physical import DeduplicateSpec
-from tidegate.state.contract import RestoredSection
+from tidegate.state.contract import RestoredSection, Section
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 from tidegate.worker.state_backends import RocksBackends
@@ -36,7 +36,8 @@ steps = st.lists(
             st.lists(st.tuples(st.sampled_from([None, *"abcdefghijkl"]), st.integers(0, 30)), min_size=1, max_size=20),
         ),
         st.tuples(st.just("watermark"), st.integers(0, 30_000)),
-        st.tuples(st.just("restore"), st.booleans()),
+        st.tuples(st.just("snapshot"), st.integers(0, 4)),
+        st.tuples(st.just("restore"), st.tuples(st.booleans(), st.booleans())),
     ),
     min_size=4,
     max_size=25,
@@ -57,6 +58,7 @@ class Both:
         self.backends = backends
         self.operators = [self.opened([], is_on_disk=False), self.opened([], is_on_disk=True)]
         self.watermark_ms = 0
+        self.taken: tuple[list[list[Section]], int] | None = None
 
     def opened(self, restored: list[RestoredSection], *, is_on_disk: bool) -> DeduplicateOperator:
         none: Any = None
@@ -88,8 +90,17 @@ class Both:
             else:
                 raise AssertionError("it never ends")
 
-    def restore(self, *, from_heap: bool) -> None:
-        in_memory, on_disk = (restored_from(operator.snapshot()) for operator in self.operators)
+    def snapshot(self, *, steps: int) -> None:
+        """`steps`: so many, in which it is stored."""
+        self.taken = [operator.snapshot() for operator in self.operators], self.watermark_ms
+        run_steps(self.taken[0][1], steps)
+
+    def restore(self, *, from_heap: bool, is_late: bool) -> None:
+        if self.taken is None or not is_late:
+            self.snapshot(steps=0)
+        assert self.taken is not None
+        sections, self.watermark_ms = self.taken
+        in_memory, on_disk = map(restored_from, sections)
         self.operators = [
             self.opened(in_memory, is_on_disk=False),
             self.opened(in_memory if from_heap else on_disk, is_on_disk=True),
@@ -110,7 +121,9 @@ def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(name: str, drawn: l
                 case "watermark":
                     both.on_watermark(what)
                 case "restore":
-                    both.restore(from_heap=what)
+                    both.restore(from_heap=what[0], is_late=what[1])
+                case "snapshot":
+                    both.snapshot(steps=what)
         del both
 
 

@@ -375,11 +375,11 @@ def test_where_groups_come_once_per_epoch_only_those_that_go_come_before_the_bar
 def test_in_update_mode_a_step_between_barriers_shows_a_bounded_number_of_changed_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aggregate, "EMIT_BATCH_ROWS", 10)
+    monkeypatch.setattr(aggregate, "EMIT_BATCH_ROWS", 20)
     running = windowed(OutputMode.UPDATE)
     clock = running.context.clock
     assert isinstance(clock, ManualClock)
-    running.process([(f"k{at}", (0, 10), 1) for at in range(25)])
+    running.process([(f"k{at}", (0, 10), 1) for at in range(40)])
     clock.advance(aggregate.EMIT_INTERVAL_MS)
     sizes, last = [], {}
     for at in range(3):
@@ -387,7 +387,7 @@ def test_in_update_mode_a_step_between_barriers_shows_a_bounded_number_of_change
         rows = running.taken()
         sizes.append(len(rows))
         last |= {row[0]: row[3] for row in rows}
-    assert sizes == [10, 10, 5], "those that changed in front of where it was wait for the next round"
+    assert sizes == [16, 16, 8], "whole blocks; those that changed in front of where it was wait for the next round"
     assert (last["k0"], last["k1"], last["k2"]) == (2, 1, 1)
     assert {row[0]: row[3] for row in running.flushed()} == {"k1": 2, "k2": 2}
     assert running.flushed() == []

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.accumulators.contract import Frozen
+from tidegate.operators.block_marks import BlockMarks
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
 from tidegate.operators.compaction import Compacted, Compaction, kept
 from tidegate.operators.contract import Emit, TaskContext
@@ -47,6 +48,7 @@ class AggregateOperator:
         self._project = compile_projection(spec.results, spec.schema)
         self._expiry = None if end_key_of(spec) is None else Expiry()
         self._dirty: GrowingArray[np.bool_] = GrowingArray(np.bool_)
+        self._dirty_blocks = BlockMarks(self._dirty, 1)
         self._has_dirty = False
         self._shown_to = 0
         self._fired: list[Slots] = []
@@ -80,10 +82,10 @@ class AggregateOperator:
             slots = self._slots_of(rows)
             if self._on_disk is not None:
                 self._on_disk.bring_in(count_before)
+                self._on_disk.before_change(slots)
             self._calls.add(rows, slots)
             self._touch(slots)
-            self._dirty.used[slots] = True
-            self._has_dirty = True
+            self._mark_dirty(slots)
             if self._on_disk is not None:
                 self._leave_some(self._on_disk, self._index.count - count_before, emit)
         if self._is_emission_due():
@@ -140,7 +142,11 @@ class AggregateOperator:
     def snapshot(self) -> list[Section]:
         if self._on_disk is not None:
             self._before_change()
-            return self._on_disk.snapshot()
+            sections = self._on_disk.snapshot()
+            if self._compaction is not None:
+                # What is being copied must not change by taking rows later.
+                self._on_disk.take_all()
+            return sections
         index, calls = self._index, self._calls.freeze()
         live = np.ones(index.count, np.bool_) if self._expiry is None else self._expiry.frozen_live()
         # Keys and hashes never change, so they are read when encoding; running values are those of this moment.
@@ -177,6 +183,10 @@ class AggregateOperator:
         index, calls = self._index, self._calls.freeze(slots)
         # Keys never change, so they are read when encoding; running values are those of this moment.
         return lambda part: [*index.gather(slots[part]), *calls(part)]
+
+    @property
+    def is_frozen_by_part(self) -> bool:
+        return self._calls.is_frozen_by_part
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
@@ -260,6 +270,7 @@ class AggregateOperator:
         count = self._index.count
         self._calls.grow_to(count)
         self._dirty.grow_to(count)
+        self._dirty_blocks.grow_to(count)
         if self._expiry is not None and ends_us is not None:
             self._expiry.watch(slots, ends_us, count)
         if self._on_disk is not None:
@@ -269,7 +280,11 @@ class AggregateOperator:
         filler = pa.RecordBatch.from_arrays([pa.nulls(1)], names=["row"])
         slots = self._slots_of(filler)
         self._touch(slots)
+        self._mark_dirty(slots)
+
+    def _mark_dirty(self, slots: Slots) -> None:
         self._dirty.used[slots] = True
+        self._dirty_blocks.mark(slots)
         self._has_dirty = True
 
     # -- groups out
@@ -300,15 +315,13 @@ class AggregateOperator:
         self._emit_all(emit, slots)
 
     def _emit_some_dirty(self, emit: Emit) -> None:
-        """As many changed groups as fit into a batch; the next step goes on behind them, until it was at all."""
+        """About as many changed groups as fit into a batch; the next step goes on behind them, until it was at all."""
         self._before_change()
-        changed = np.flatnonzero(self._dirty.used[self._shown_to :])[:EMIT_BATCH_ROWS] + self._shown_to
+        changed, self._shown_to = self._dirty_blocks.take(self._shown_to, EMIT_BATCH_ROWS)
         self._dirty.used[changed] = False
-        if len(changed) == EMIT_BATCH_ROWS:
-            self._shown_to = int(changed[-1]) + 1
-        else:
+        if self._shown_to == self._index.count:
             # Those that changed meanwhile, in front of where it was, wait for the next round.
-            self._shown_to, self._has_dirty = 0, bool(self._dirty.used.any())
+            self._shown_to, self._has_dirty = 0, not self._dirty_blocks.is_empty()
             self._emitted_at_ms = self._context.clock.monotonic_ms()
         self._emit_all(emit, changed)
 
@@ -318,10 +331,12 @@ class AggregateOperator:
         if not self._has_dirty:
             return
         self._before_change()
-        changed = np.flatnonzero(self._dirty.used)
-        self._dirty.used[:] = False
         self._has_dirty = False
-        self._emit_all(emit, changed)
+        looked_to = 0
+        while looked_to < self._index.count:
+            changed, looked_to = self._dirty_blocks.take(looked_to, EMIT_BATCH_ROWS)
+            self._dirty.used[changed] = False
+            self._emit_all(emit, changed)
 
     def _emit_all(self, emit: Emit, slots: Slots) -> None:
         for start in range(0, len(slots), EMIT_BATCH_ROWS):
@@ -369,6 +384,7 @@ class AggregateOperator:
         self._index = compacted.index
         self._shown_to = 0
         compacted.values.put_in_place()
+        self._dirty_blocks.on_renumbered(self._index.count)
         self._calls.keep(compacted.slots)
         if self._expiry is not None:
             self._dead = int(np.count_nonzero(~self._expiry.live))

@@ -31,7 +31,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _FIRST_CAPACITY = 1024
-# Arrays that are filled together start with so many different capacities, so that they do not grow in one step.
+# Arrays that are filled together start with so many different capacities, so that they do not grow in one step. All are
+# multiples of the blocks in which slots are looked at.
 _CAPACITIES = 8
 _capacities = cycle(range(_FIRST_CAPACITY, 2 * _FIRST_CAPACITY, _FIRST_CAPACITY // _CAPACITIES))
 # An appended array is moved to the next memory while this last part of it is filled.
@@ -72,6 +73,10 @@ class GrowingArray(Generic[ScalarT]):
     @property
     def used(self) -> npt.NDArray[ScalarT]:
         return self._all[: self.count]
+
+    def in_rows_of(self, width: int) -> npt.NDArray[ScalarT]:
+        """All of its memory, which ends with zeros, in rows of so many values: a power of two up to 128."""
+        return self._all.reshape(-1, width)
 
     def frozen(self) -> npt.NDArray[ScalarT]:
         """A copy of what is there now, in the memory of the last one if nobody reads that any more.

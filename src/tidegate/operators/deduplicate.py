@@ -144,7 +144,11 @@ class DeduplicateOperator:
     def snapshot(self) -> list[Section]:
         if self._on_disk is not None:
             self._before_change()
-            return self._on_disk.snapshot()
+            sections = self._on_disk.snapshot()
+            if self._compaction is not None:
+                # What is being copied must not change by taking rows later.
+                self._on_disk.take_all()
+            return sections
         index, hashes = self._index, self._index.hashes
         live = np.flatnonzero(self._expiry.live)
         times = self._expiry.ends_us[live]
@@ -184,6 +188,10 @@ class DeduplicateOperator:
     def frozen(self, slots: Slots) -> Frozen:
         index, times = self._index, self._expiry.ends_us[slots]
         return lambda part: [*index.gather(slots[part]), fixed_array(pa.int64(), times[part], None)]
+
+    @property
+    def is_frozen_by_part(self) -> bool:
+        return True
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""

@@ -39,6 +39,14 @@ class FileUse:
 
 def kept_files(files: Sequence[FileUse], changed_rows: int) -> tuple[int, int]:
     """From the first of them to before the last; the oldest files are given up, and the newest if they are small."""
+    first = first_kept(files, changed_rows)
+    moved_rows = sum(file.live_count for file in files[:first])
+    live_rows = sum(file.live_count for file in files) + changed_rows
+    return first, first + last_kept(files[first:], changed_rows + moved_rows, live_rows)
+
+
+def first_kept(files: Sequence[FileUse], changed_rows: int) -> int:
+    """Those before it are given up, once what is needed of them is written again."""
     live_rows = sum(file.live_count for file in files) + changed_rows
     stored_rows = sum(file.row_count for file in files) + changed_rows
     first, moved_rows = 0, 0
@@ -49,17 +57,24 @@ def kept_files(files: Sequence[FileUse], changed_rows: int) -> tuple[int, int]:
         stored_rows -= files[first].row_count - files[first].live_count
         moved_rows += files[first].live_count
         first += 1
-    last, rows = len(files), changed_rows + moved_rows
-    small_rows = max(SMALL_FILE_ROWS, live_rows // _FILES_OF_ALL_ROWS)
+    return first
+
+
+def last_kept(files: Sequence[FileUse], written_rows: int, live_rows: int) -> int:
+    """Those from there on are written anew with so many other rows; of all that there are, `live_rows` are needed."""
+    last, rows, most_rows = len(files), written_rows, small_rows(live_rows)
     # Each is small beside those behind it, so that a row is written again a few times only.
     while (
-        last > first
-        and files[last - 1].row_count < min(small_rows, 2 * max(rows, 1) + 1)
-        and files[last - 1].is_remembered
+        last > 0 and files[last - 1].row_count < min(most_rows, 2 * max(rows, 1) + 1) and files[last - 1].is_remembered
     ):
         last -= 1
         rows += files[last].live_count
-    return first, last
+    return last
+
+
+def small_rows(live_rows: int) -> int:
+    """Files with fewer are small, while so many rows are needed."""
+    return max(SMALL_FILE_ROWS, live_rows // _FILES_OF_ALL_ROWS)
 
 
 def write_backlog(files: Sequence[LogFile]) -> None:

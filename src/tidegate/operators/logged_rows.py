@@ -2,9 +2,12 @@
 
 Knows of each slot in which file its newest row is. The log stays in proportion to the rows that are needed: the oldest
 files are given up, and what is still needed of them is written again. A key that left is written as gone, so that no
-older row of it counts. Must never give up a file that has the newest row of a live slot.
+older row of it counts. A snapshot only notes that what changed until now is owed to it: that is taken part by part,
+between steps of the stream, or just before it changes again. Must never give up a file that has the newest row of a
+live slot, nor let a row that is owed change before it is taken.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,21 +17,29 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators import log_book
+from tidegate.operators.block_marks import BlockMarks
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, slots_array
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.log_book import FileUse
 from tidegate.operators.log_format import LogFormat
 from tidegate.operators.stored_rows import RowFormat
+from tidegate.operators.taking import GoneKeys, Taking
 from tidegate.plan.key_groups import Hashes, hash_rows
 from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
-from tidegate.state.row_log import LogFile, Part, RowLog
+from tidegate.state.row_log import LogFile, RowLog
 
 # Keys that are gone are in memory until they are written.
 _MOST_GONE: Final = 1 << 17
 
-# The first bit of a byte can be read as a truth value of numpy.
-_CHANGED, _USED, _HERE = np.uint8(1), np.uint8(2), np.uint8(4)
-_TOUCHED = _USED | _CHANGED | _HERE
+# So many slots are looked at in a step for rows in files that are given up: a ms.
+_LOOKED_AT: Final = 1 << 20
+# Rows that are no more than so many parts are taken in one: freezing so many of all copies all.
+_FEW_PARTS: Final = 8
+
+# Bits of a slot. Two stand for a change, by turns: before the last snapshot, which is owed the row, and since then.
+_CHANGED, _CHANGED_TOO = 1, 8
+_ANY_CHANGE = np.uint8(_CHANGED | _CHANGED_TOO)
+_USED, _HERE = np.uint8(2), np.uint8(4)
 
 
 class SlottedRows(Protocol):
@@ -48,6 +59,11 @@ class SlottedRows(Protocol):
         """The rows of these slots as they are now, by place among them; must not take long."""
         ...
 
+    @property
+    def is_frozen_by_part(self) -> bool:
+        """Whether freezing some takes their part of the time that freezing all does."""
+        ...
+
 
 class LoggedRows:
     """`format` is that of a row, its first `key_count` columns the key."""
@@ -58,21 +74,38 @@ class LoggedRows:
         self._format = LogFormat.of(format, key_count)
         self._context = context
         self._flags: GrowingArray[np.uint8] = GrowingArray(np.uint8)
+        # Slots that changed since the last snapshot, and those that are owed to it: they change places with each.
+        self._changed = BlockMarks(self._flags, _CHANGED)
+        self._owed = BlockMarks(self._flags, _CHANGED_TOO)
         # The file in which the slot's row is as it was last written; 0 if in none.
         self._numbers: GrowingArray[np.int32] = GrowingArray(np.int32)
         self._live_in: dict[int, int] = {}
-        self._gone: list[tuple[pa.RecordBatch, Hashes]] = []
-        self._gone_in: dict[int, list[tuple[pa.RecordBatch, Hashes]]] = {}
+        self._gone: list[GoneKeys] = []
+        self._gone_in: dict[int, list[GoneKeys]] = {}
+        # Of small files at the end of the log, the slots whose rows they were written with.
+        self._slots_in: dict[int, Slots] = {}
+        self._taking: Taking | None = None
 
     # -- slots
 
     def grow_to(self, slot_count: int) -> None:
         self._flags.grow_to(slot_count)
         self._numbers.grow_to(slot_count)
+        self._changed.grow_to(slot_count)
+        self._owed.grow_to(slot_count)
+
+    def before_change(self, slots: Slots) -> None:
+        """Before the rows of these change: those that are owed to a snapshot are taken as they are."""
+        if self._taking is None or not self._taking.is_owed:
+            return
+        owed = slots[(self._flags.used[slots] & self._owed.bit) != 0]
+        if len(owed):
+            self._take(self._taking, np.unique(owed))
 
     def touch(self, slots: Slots) -> None:
         """These are there, and have changed."""
-        self._flags.used[slots] = _TOUCHED
+        self._flags.used[slots] = _USED | _HERE | self._changed.bit
+        self._changed.mark(slots)
 
     def use(self, slots: Slots) -> None:
         """These are in use, and have not changed."""
@@ -88,7 +121,7 @@ class LoggedRows:
 
     def changed(self, slots: Slots) -> Flags:
         """Those whose row in the log, if any, is not the newest."""
-        flags: Flags = (self._flags.used[slots] & _CHANGED) != 0
+        flags: Flags = (self._flags.used[slots] & _ANY_CHANGE) != 0
         return flags
 
     def is_in_log(self, slots: Slots) -> Flags:
@@ -103,17 +136,19 @@ class LoggedRows:
     def put_elsewhere(self, slots: Slots) -> None:
         """Their rows as they are now are kept by somebody else."""
         self.forget(slots)
-        self._flags.used[slots] &= ~_CHANGED
+        self._flags.used[slots] &= ~_ANY_CHANGE
 
     def forget(self, slots: Slots) -> None:
-        """Whatever the log has of them does not count any more."""
+        """Whatever the log has of them does not count any more, but for a snapshot that was taken before."""
+        self.before_change(slots)
         logged = slots[self._numbers.used[slots] > 0]
         if len(logged) == 0:
             return
         self._take_out(logged)
         self._gone.append((self._gone_keys(logged), self._rows.index.hashes[logged]))
-        if sum(keys.num_rows for keys, _ in self._gone) >= _MOST_GONE:
-            log_book.write_all(self._append(np.zeros(0, dtype=np.int64)))
+        if _count(self._gone) >= _MOST_GONE:
+            self.take_all()
+            self._write_gone()
 
     def mark_here(self, slots: Slots) -> None:
         """These are there as they were last kept by somebody else."""
@@ -136,8 +171,19 @@ class LoggedRows:
         return flags
 
     def arrays(self) -> list[GrowingArray[Any]]:
-        """What stands by slot; slots that are left behind must not be in the log."""
+        """What stands by slot; slots that are left behind must not be in the log.
+
+        Whoever copies it calls `take_all` after each snapshot, for taking changes it.
+        """
+        self.take_all()
         return [self._flags, self._numbers]
+
+    def on_compacted(self) -> None:
+        """Slots have other numbers now."""
+        self._changed.on_renumbered(self._flags.count)
+        self._owed.on_renumbered(self._flags.count)
+        self._owed.clear()
+        self._find_slots_of_small_files()
 
     def is_consistent(self) -> bool:
         """Whether each file has as many live rows as slots say; for tests."""
@@ -151,13 +197,95 @@ class LoggedRows:
     # -- snapshots
 
     def snapshot(self) -> list[Section]:
+        """What changed until now is owed to it: it is taken by the section's steps, or by `take_all`."""
+        self.take_all()
         log_book.write_backlog(self._log.files)
-        changed = np.flatnonzero((self._flags.used & _CHANGED).view(np.bool_))
-        if len(changed) or self._gone:
-            self._take_out(changed)
-            self._append(self._with_given_up(changed))
-            self._flags.used[changed] &= ~_CHANGED
-        return [self._log.section()] if self._log.files else []
+        self._drop_empty_files()
+        if self._changed.is_empty() and not self._gone:
+            return [self._log.section()] if self._log.files else []
+        self._changed, self._owed = self._owed, self._changed
+        self._owe_small_files()
+        gone, self._gone = self._gone if self._log.files else [], []
+        self._taking = taking = Taking(self._advance, tuple(self._log.files), gone)
+        if not self._rows.is_frozen_by_part:
+            self.take_all()
+        return [self._log.section(taking)]
+
+    def take_all(self) -> None:
+        """What is owed to the last snapshot, at once."""
+        if self._taking is not None:
+            deque(self._taking.steps(), maxlen=0)
+
+    def _drop_empty_files(self) -> None:
+        """The oldest, if nothing in them is needed."""
+        files = self._log.files
+        first = next((at for at, file in enumerate(files) if self._live_in[file.number]), len(files))
+        self._drop(files[:first])
+        self._log.files = files[first:]
+
+    def _owe_small_files(self) -> None:
+        """The rows of small files at the end are written anew, as if they had changed."""
+        files = self._log.files
+        last = log_book.last_kept(self._uses(files), self._owed.count(), self._live_count())
+        if last == len(files):
+            return
+        for file in files[last:]:
+            slots = self._slots_in[file.number]
+            slots = slots[self._numbers.used[slots] == file.number]
+            self._numbers.used[slots] = 0
+            self._flags.used[slots] |= self._owed.bit
+            self._owed.mark(slots)
+        # Older files may hold rows of these.
+        self._gone = [gone for file in files[last:] for gone in self._gone_in[file.number]] + self._gone
+        self._drop(files[last:])
+        self._log.files = files[:last]
+
+    def _drop(self, files: Sequence[LogFile]) -> None:
+        for file in files:
+            del self._live_in[file.number]
+            self._gone_in.pop(file.number, None)
+            self._slots_in.pop(file.number, None)
+
+    def _uses(self, files: Sequence[LogFile]) -> list[FileUse]:
+        known = self._gone_in.keys() & self._slots_in.keys()
+        return [FileUse(file.row_count, self._live_in[file.number], file.number in known) for file in files]
+
+    def _live_count(self) -> int:
+        return sum(self._live_in.values())
+
+    # -- taking what is owed
+
+    def _advance(self, taking: Taking) -> None:
+        """A part of what is owed; then of what is needed of the oldest files: later snapshots do without them."""
+        slot_count = self._flags.count
+        if taking.is_owed:
+            takes_all = slot_count <= _FEW_PARTS * log_book.PART_ROWS or not self._rows.is_frozen_by_part
+            slots, taking.looked_to = self._owed.take(taking.looked_to, slot_count if takes_all else log_book.PART_ROWS)
+            self._take(taking, slots)
+            if taking.looked_to == slot_count:
+                taking.is_owed, taking.looked_to = False, 0
+                taking.moves_until = self._given_up_until(taking)
+        elif taking.moves_until and taking.looked_to < slot_count:
+            self._take(taking, self._some_of_given_up(taking))
+        else:
+            self._end_taking(taking)
+
+    def _take(self, taking: Taking, slots: Slots) -> None:
+        """As they are now."""
+        if taking.gone and not taking.added:
+            self._add_file(taking)
+        if len(slots) == 0:
+            return
+        self._take_out(slots)
+        self._flags.used[slots] &= ~self._owed.bit
+        frozen, hashes = self._rows.frozen(slots), self._rows.index.hashes
+        for at in range(0, len(slots), log_book.PART_ROWS):
+            part = slice(at, min(at + log_book.PART_ROWS, len(slots)))
+            if not taking.has_room(part.stop - part.start):
+                self._add_file(taking)
+            number = taking.add(partial(self._encoded, frozen, hashes, slots[part], part), slots[part])
+            self._numbers.used[slots[part]] = number
+            self._live_in[number] += part.stop - part.start
 
     def _take_out(self, slots: Slots) -> None:
         """Their rows in the log are not needed any more."""
@@ -169,53 +297,61 @@ class LoggedRows:
             self._live_in[before_first + 1 + int(place)] -= int(counts[1 + place])
         self._numbers.used[slots] = 0
 
-    def _with_given_up(self, changed: Slots) -> Slots:
-        """With the slots whose rows are in files that are given up: the oldest, and the newest if they are small."""
-        files = self._log.files
-        first, last = self._kept_files(len(changed))
-        if first == 0 and last == len(files):
-            return changed
-        numbers = self._numbers.used
-        moved = np.zeros(len(numbers), dtype=np.bool_)
-        if first:
-            moved |= (numbers > 0) & (numbers <= files[first - 1].number)
-        if last < len(files):
-            moved |= numbers >= files[last].number
-            # Older files may hold rows of these.
-            self._gone = [gone for file in files[last:] for gone in self._gone_in[file.number]] + self._gone
-        for file in (*files[:first], *files[last:]):
-            del self._live_in[file.number]
-            self._gone_in.pop(file.number, None)
-        self._log.files = files[first:last]
-        numbers[moved] = 0
-        moved[changed] = True
-        return np.flatnonzero(moved)
+    def _add_file(self, taking: Taking) -> None:
+        # In the first of them, so that a row of such a key in any of them counts.
+        gone = [] if taking.added else taking.gone
+        taking.begin_file(self._log, [partial(self._encoded_gone, *keys) for keys in gone], _count(gone))
+        self._live_in[taking.added[-1].number] = 0
+        self._remember_gone(taking.added[-1], gone)
 
-    def _kept_files(self, changed_rows: int) -> tuple[int, int]:
-        """From the first of them to before the last."""
-        numbered = [(file.number, file.row_count) for file in self._log.files]
-        uses = [FileUse(rows, self._live_in[number], number in self._gone_in) for number, rows in numbered]
-        return log_book.kept_files(uses, changed_rows)
+    def _given_up_until(self, taking: Taking) -> int:
+        """The number of the last of the oldest files whose rows are written again; 0 if none are."""
+        uses = self._uses(taking.kept)
+        first = log_book.first_kept(uses, taking.row_count)
+        return taking.kept[first - 1].number if any(use.live_count for use in uses[:first]) else 0
 
-    def _append(self, slots: Slots) -> list[LogFile]:
-        """New files, with the rows of these slots and the keys that are gone; they are still to be written."""
+    def _some_of_given_up(self, taking: Taking) -> Slots:
+        """Slots whose rows are in the oldest files, without those that changed since: the next one is owed them."""
+        start, stop = taking.looked_to, min(taking.looked_to + _LOOKED_AT, self._flags.count)
+        # What is in no file becomes the greatest number.
+        is_old = (self._numbers.used[start:stop] - 1).view(np.uint32) < taking.moves_until
+        found = np.flatnonzero(is_old & ((self._flags.used[start:stop] & self._changed.bit) == 0))
+        if len(found) > log_book.PART_ROWS and self._rows.is_frozen_by_part:
+            found, stop = found[: log_book.PART_ROWS], start + int(found[log_book.PART_ROWS])
+        taking.looked_to = stop
+        return found + start
+
+    def _end_taking(self, taking: Taking) -> None:
+        taking.is_taken, self._taking = True, None
+        small_rows = log_book.small_rows(self._live_count())
+        for file, slots in zip(taking.added, taking.slots, strict=True):
+            if file.row_count < small_rows:
+                self._slots_in[file.number] = np.concatenate([np.zeros(0, np.int64), *slots])
+            else:
+                # Those before it are not at the end any more.
+                self._slots_in = {}
+        taking.slots = []
+
+    def _find_slots_of_small_files(self) -> None:
+        files, small_rows = self._log.files, log_book.small_rows(self._live_count())
+        first = len(files)
+        while first and files[first - 1].row_count < small_rows:
+            first -= 1
+        self._slots_in = {}
+        if first < len(files):
+            found = np.flatnonzero(self._numbers.used >= files[first].number)
+            numbers = self._numbers.used[found]
+            self._slots_in = {file.number: found[numbers == file.number] for file in files[first:]}
+
+    def _write_gone(self) -> None:
+        """A file of keys that are gone, at once."""
         gone, self._gone = self._gone if self._log.files else [], []
-        frozen, hashes = self._rows.frozen(slots), self._rows.index.hashes
-        files = []
-        for start in range(0, max(len(slots), 1 if gone else 0), log_book.FILE_ROWS):
-            stop = min(start + log_book.FILE_ROWS, len(slots))
-            # In the first of them, so that a row of such a key in any of them counts.
-            parts: list[Part] = [partial(self._encoded_gone, keys, hashed) for keys, hashed in gone]
-            for at in range(start, stop, log_book.PART_ROWS):
-                part = slice(at, min(at + log_book.PART_ROWS, stop))
-                parts.append(partial(self._encoded, frozen, hashes, slots[part], part))
-            file = self._log.append(parts, stop - start + sum(keys.num_rows for keys, _ in gone))
-            self._numbers.used[slots[start:stop]] = file.number
-            self._live_in[file.number] = stop - start
+        if gone:
+            file = self._log.append([partial(self._encoded_gone, *keys) for keys in gone], _count(gone))
+            self._live_in[file.number] = 0
             self._remember_gone(file, gone)
-            files.append(file)
-            gone = []
-        return files
+            self._slots_in[file.number] = np.zeros(0, dtype=np.int64)
+            log_book.write_all([file])
 
     def _encoded(
         self, frozen: Callable[[slice], list[pa.Array]], hashes: Hashes, slots: Slots, part: slice
@@ -225,9 +361,9 @@ class LoggedRows:
     def _encoded_gone(self, keys: pa.RecordBatch, hashes: Hashes) -> Sequence[memoryview]:
         return self._format.encoded_gone(keys, hashes, self._context.max_parallelism)
 
-    def _remember_gone(self, file: LogFile, gone: list[tuple[pa.RecordBatch, Hashes]]) -> None:
+    def _remember_gone(self, file: LogFile, gone: list[GoneKeys]) -> None:
         """Which they are, so that it can be written anew with later ones; if they are few."""
-        if sum(keys.num_rows for keys, _ in gone) <= log_book.SMALL_FILE_ROWS:
+        if _count(gone) <= log_book.SMALL_FILE_ROWS:
             self._gone_in[file.number] = gone
 
     def _gone_keys(self, slots: Slots) -> pa.RecordBatch:
@@ -242,6 +378,7 @@ class LoggedRows:
             self._log.adopt(logs[0])
             for file in reversed(self._log.files):
                 self._take_in_file(file)
+            self._find_slots_of_small_files()
             return
         for section in logs:
             for path in self._log.fetched(section):
@@ -257,9 +394,9 @@ class LoggedRows:
 
         self._remember_gone(file, self._replay(file.path, found))
 
-    def _replay(self, path: Path, found: Callable[[Slots], None]) -> list[tuple[pa.RecordBatch, Hashes]]:
+    def _replay(self, path: Path, found: Callable[[Slots], None]) -> list[GoneKeys]:
         """Takes in the rows of keys that no later file spoke of; the keys that it says are gone."""
-        gone: list[tuple[pa.RecordBatch, Hashes]] = []
+        gone: list[GoneKeys] = []
         for is_gone, rows in self._format.read(path, self._log.key_groups):
             if is_gone:
                 gone.append((rows, hash_rows(rows, self._format.key_count)))
@@ -273,3 +410,7 @@ class LoggedRows:
         for keys, _ in gone:
             self._rows.find_or_add(keys)
         return gone
+
+
+def _count(gone: Sequence[GoneKeys]) -> int:
+    return sum(keys.num_rows for keys, _ in gone)

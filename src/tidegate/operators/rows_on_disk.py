@@ -104,6 +104,10 @@ class RowsOnDisk:
             if rows is not None:
                 self._take_in(found, rows)
 
+    def before_change(self, slots: Slots) -> None:
+        """Before the rows of these change."""
+        self._logged.before_change(slots)
+
     def touch(self, slots: Slots) -> None:
         """These are there, and have changed."""
         self._logged.touch(slots)
@@ -147,12 +151,13 @@ class RowsOnDisk:
         return live
 
     def arrays(self) -> list[GrowingArray[Any]]:
-        """What stands by slot."""
+        """What stands by slot; while it is copied, `take_all` follows each snapshot."""
         return [*self._logged.arrays(), self._stored]
 
     def on_compacted(self) -> None:
         """Slots have other numbers now; those that left were found by `staying`, and nothing changed since."""
         self._leaving = None
+        self._logged.on_compacted()
 
     # -- room
 
@@ -212,6 +217,10 @@ class RowsOnDisk:
         self._tried_bytes = 0.0
         away = [] if self._evicted is None else self._evicted.snapshot()
         return [*self._logged.snapshot(), *away]
+
+    def take_all(self) -> None:
+        """What is owed to the last snapshot, at once instead of by the steps of its sections."""
+        self._logged.take_all()
 
     def is_consistent(self) -> bool:
         return self._logged.is_consistent()

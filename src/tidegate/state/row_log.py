@@ -6,8 +6,9 @@ them, and nothing of rows. Must never remove a file that a snapshot refers to, n
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -47,6 +48,23 @@ class LogFile(StepwiseFile):
         self.row_count = row_count
 
 
+class FilesBeingMade(Protocol):
+    def steps(self) -> Iterator[None]:
+        """After these, which are of a few ms each, it is known which files they are and what is in them."""
+        ...
+
+    @property
+    def files(self) -> Sequence[LogFile]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    files: tuple[LogFile, ...]
+
+    def steps(self) -> Iterator[None]:
+        return iter(())
+
+
 class RowLog:
     """`files`: the oldest first; the owner of the rows says which are needed."""
 
@@ -76,22 +94,23 @@ class RowLog:
             fetch(section, stored.name, file.path, noun=_NOUN)
             self.files.append(file)
 
-    def section(self) -> Section:
-        """Of the files that it has now."""
-        files = tuple(self.files)
+    def section(self, made: FilesBeingMade | None = None) -> Section:
+        """Of these files, or of those that it has now."""
+        of = _Files(tuple(self.files)) if made is None else made
 
         def steps() -> Iterator[None]:
-            for file in files:
+            yield from of.steps()
+            for file in of.files:
                 yield from file.steps()
 
         def description() -> bytes:
-            return msgspec.msgpack.encode(_Described(_FORMAT, [_StoredFile(f.name, f.row_count) for f in files]))
+            return msgspec.msgpack.encode(_Described(_FORMAT, [_StoredFile(f.name, f.row_count) for f in of.files]))
 
         return Section(
             ROW_LOG_SECTION,
             self.key_groups,
             description,
-            files=lambda: [file.local() for file in files],
+            files=lambda: [file.local() for file in of.files],
             steps=steps,
         )
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.accumulators.build import accumulator_of, add_partials
+from tidegate.operators.accumulators.collected import CollectedList, CollectedSet
 from tidegate.operators.accumulators.contract import Accumulator, Frozen
 from tidegate.operators.accumulators.distinct import DistinctRows, FreshRows
 from tidegate.operators.columnar import GrowingArray, Slots, slots_array
@@ -95,6 +96,13 @@ class CallStates:
         parts = [plain.call.accumulator.freeze(slots) for plain in self._plain]
         parts += [each.seen.freeze(slots) for each in self._sets]
         return lambda part: [column for frozen in parts for column in frozen(part)]
+
+    @property
+    def is_frozen_by_part(self) -> bool:
+        """Whether freezing some slots takes their part of the time: all that was seen in any is copied at once."""
+        return not self._sets and not any(
+            isinstance(plain.call.accumulator, (CollectedList, CollectedSet)) for plain in self._plain
+        )
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         start = 0
