@@ -1,5 +1,6 @@
-"""A slot's small state file travels with its acknowledgement into the manifest, and is read back from there."""
+"""What a slot stores in files and what in the manifest, and what it learns by that about the speed of storage."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,48 @@ from tests.unit.test_snapshotting import (
     THREE,
     TWO,
     Slot,
-    SlowFiles,
     received,
     rows,
     write_manifest,
 )
+from tidegate.connectors.contract import Prepared
 from tidegate.model.ids import CheckpointId, SlotIndex
 from tidegate.network.messages import Acknowledge
 from tidegate.plan.physical import JobPlan
-from tidegate.protocol.switching import StorageSpeed
-from tidegate.storage.store import LocalFiles
+from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
+from tidegate.storage.store import Data, LocalFiles
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.restoring import restore_slot
 from tidegate.worker.settings import SlotSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFiles(LocalFiles):
+    """Takes 10 ms for each file."""
+
+    clock: ManualClock
+
+    def put(self, path: str, data: Data) -> None:
+        self.clock.advance(10.0)
+        LocalFiles.put(self, path, data)
+
+
+def test_the_speed_of_storage_counts_all_that_was_stored_and_nothing_but_storing(tmp_path: Path) -> None:
+    clock = ManualClock()
+    slot = Slot(SlowFiles(tmp_path, clock), clock=clock)
+    assert slot.snapshots.storage_speed() == UNKNOWN_SPEED
+    slot.take(ONE)
+    slot.upload()
+    slot.trigger(TWO)
+    slot.snapshot(SOURCE, TWO)
+    slot.snapshot(SINK, TWO, Prepared([], lambda: slot.clock.advance(1000.0)))
+    slot.close(TWO, [received([(4, rows(*range(20_000)))], held_from=5, before=5)])
+    slot.snapshots.encode_some(float("inf"))
+    slot.upload()
+    ack = slot.said[1]
+    assert isinstance(ack, Acknowledge)
+    (channels,) = ack.shared
+    assert slot.snapshots.storage_speed() == StorageSpeed(ack.length + channels.length, 20.0)
 
 
 def taken(slot: Slot, checkpoint: CheckpointId, captured_rows: int = 1) -> Acknowledge:

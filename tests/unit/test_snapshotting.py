@@ -30,7 +30,6 @@ from tidegate.plan.physical import DeduplicateSpec, Edge, HashPartitioning, JobP
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
-from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import Data, LocalFiles, Store, pieces_of
@@ -384,35 +383,6 @@ def test_a_savepoint_goes_to_its_own_location_by_paths_of_its_own(tmp_path: Path
     (ack,) = slot.said
     assert isinstance(ack, Acknowledge)
     assert (slot.opened, ack.path, savepoints.list()) == (["there"], "0.state", ["0.state"])
-
-
-@dataclass(frozen=True, slots=True)
-class SlowFiles(LocalFiles):
-    """Takes 10 ms for each file."""
-
-    clock: ManualClock
-
-    def put(self, path: str, data: Data) -> None:
-        self.clock.advance(10.0)
-        LocalFiles.put(self, path, data)
-
-
-def test_the_speed_of_storage_counts_all_that_was_stored_and_nothing_but_storing(tmp_path: Path) -> None:
-    clock = ManualClock()
-    slot = Slot(SlowFiles(tmp_path, clock), clock=clock)
-    assert slot.snapshots.storage_speed() == UNKNOWN_SPEED
-    slot.take(ONE)
-    slot.upload()
-    slot.trigger(TWO)
-    slot.snapshot(SOURCE, TWO)
-    slot.snapshot(SINK, TWO, Prepared([], lambda: slot.clock.advance(1000.0)))
-    slot.close(TWO, [received([(4, rows(*range(20_000)))], held_from=5, before=5)])
-    slot.snapshots.encode_some(float("inf"))
-    slot.upload()
-    ack = slot.said[1]
-    assert isinstance(ack, Acknowledge)
-    (channels,) = ack.shared
-    assert slot.snapshots.storage_speed() == StorageSpeed(ack.length + channels.length, 20.0)
 
 
 @dataclass(slots=True)
