@@ -39,7 +39,7 @@ def leaves_out_of_the_log_what_an_aborted_checkpoint_has_taken(patch: Patch) -> 
     patch.setattr(ChangelogBackend, "snapshot", snapshot_alone)
 
 
-@variant(found_at=9)
+@variant(found_at=12)
 def leaves_out_of_incremental_snapshots_what_an_aborted_checkpoint_has_taken(patch: Patch) -> None:
     append = EntryFiles.append_and_join
 
@@ -123,7 +123,7 @@ def asks_for_an_image_all_the_time_while_one_is_stored(patch: Patch) -> None:
 # -- files that are stored ahead
 
 
-@variant(found_at=27)
+@variant(found_at=31)
 def deletes_files_of_changes_that_a_retained_checkpoint_uses(patch: Patch) -> None:
     deletable = SharedFiles.deletable
 

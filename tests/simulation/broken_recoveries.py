@@ -119,7 +119,7 @@ def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
     patch.setattr(restoring, "overlapping", lambda subtask, **counts: original(subtask, **counts)[:1])
 
 
-@variant(found_at=283)
+@variant(found_at=478)
 def keeps_only_the_least_event_time(patch: Patch) -> None:
     original = restoring._Restoring._progress_of_all
 
@@ -203,7 +203,7 @@ def does_not_tell_the_slots_of_an_abort(patch: Patch) -> None:
 # -- in what is durable
 
 
-@variant(found_at=11)
+@variant(found_at=23)
 def commits_before_the_log_entry(patch: Patch) -> None:
     original = DurableJob.complete
 
@@ -233,7 +233,7 @@ def forgets_uncommitted_checkpoints_when_it_starts_again(patch: Patch) -> None:
     patch.setattr(durable, "uncommitted", lambda entries: [])
 
 
-@variant(found_at=179)
+@variant(found_at=262)
 def commits_out_of_the_logs_order_after_a_failed_commit(patch: Patch) -> None:
     patch.setattr(DurableJob, "commit", DurableJob._commit_one)
 

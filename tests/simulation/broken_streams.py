@@ -96,7 +96,7 @@ def reopens_an_aborted_checkpoint_on_a_late_barrier(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_open", open_again)
 
 
-@variant(found_at=271)
+@variant(found_at=107)
 def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patch) -> None:
     original = GateBarriers._settle
 
@@ -258,7 +258,7 @@ def takes_the_snapshot_before_operators_have_flushed(patch: Patch) -> None:
     patch.setattr(Task, "_take", take)
 
 
-@variant(found_at=9)
+@variant(found_at=5)
 def freezes_the_state_when_it_is_encoded_instead_of_at_the_barrier(patch: Patch) -> None:
     original = HeapState.snapshot
 
@@ -292,7 +292,7 @@ def forgets_what_sinks_prepared_for_a_checkpoint_that_failed(patch: Patch) -> No
     patch.setattr(SlotSnapshots, "_to_commit", lambda self, task, checkpoint: original(self, task, checkpoint)[-1:])
 
 
-@variant(found_at=6)
+@variant(found_at=9)
 def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> None:
     acknowledge, abort = SlotSnapshots._acknowledge, Checkpointing._abort
 
