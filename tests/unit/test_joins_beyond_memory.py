@@ -42,7 +42,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_in_file, "_PART_BYTES", 100)
     monkeypatch.setattr(rows_in_file, "_MOST_MAPPED", 2)
     monkeypatch.setattr(runs_on_disk, "_LEAST_WRITTEN_BYTES", 500)
-    monkeypatch.setattr(runs_on_disk, "_WRITTEN_PER_ADDED", 1)
+    monkeypatch.setattr(runs_on_disk, "_WRITTEN_PER_ADDED", 0)
 
 
 @pytest.fixture
