@@ -42,7 +42,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_in_file, "_PART_BYTES", 100)
     monkeypatch.setattr(rows_in_file, "_MOST_MAPPED", 2)
     monkeypatch.setattr(runs_on_disk, "_LEAST_WRITTEN_BYTES", 500)
-    monkeypatch.setattr(runs_on_disk, "_WRITTEN_PER_ADDED", 1)
+    monkeypatch.setattr(runs_on_disk, "_WRITTEN_PER_ADDED", 0)
 
 
 @pytest.fixture
@@ -290,10 +290,33 @@ def test_a_run_that_is_gone_before_it_is_written_is_left(backends: RocksBackends
     harness.left(*keys(range(100)))
     assert len(scratch_files(tmp_path)) == 1
     harness.advance(1000)
-    harness.left(("other", 2000, 0))
-    harness.advance(1001)
-    assert [row[0] for _, row, _ in kept(harness)] == ["other"]
-    assert len(scratch_files(tmp_path)) <= 1, "only that of the other one"
+    assert scratch_files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("tiny_steps")
+def test_what_is_left_of_a_run_that_is_being_written_is_written_instead(backends: RocksBackends) -> None:
+    harness = logged(backends)
+    harness.left(*keys(range(60)), *keys(range(40), at_s=30))
+    (before,) = runs_of(harness)
+    harness.advance(16)
+    (after,) = runs_of(harness)
+    assert (before.live_count, len(after.is_live)) == (40, 40)
+    assert harness.operator._on_disk is not None and harness.operator._on_disk._leaving is not None
+    assert harness.operator._on_disk._leaving.run is after
+
+
+@pytest.mark.usefixtures("tiny_steps")
+def test_a_run_that_is_being_written_is_not_merged(backends: RocksBackends, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOST_RUN_ROWS", "_SMALL_RUN_ROWS"):
+        monkeypatch.setattr(join_rows, name, 1000)
+    harness = logged(backends)
+    harness.left(*keys(range(100)))
+    (run,) = runs_of(harness)
+    backends.rows_memory.total_bytes = 1 << 20
+    for number in (200, 201, 202):
+        harness.left(*keys([number]))
+    assert [len(each.is_live) for each in runs_of(harness)] == [100, 3]
+    assert runs_of(harness)[0] is run
 
 
 def test_a_snapshot_is_of_its_moment_wherever_the_rows_lie_when_it_is_written(backends: RocksBackends) -> None:
@@ -325,7 +348,11 @@ def test_rows_that_left_before_a_snapshot_are_stored_once(backends: RocksBackend
     assert stored_bytes(harness.sections(), known) == 0
 
 
-def test_a_restored_join_has_as_much_in_memory_as_one_that_ran_on(tmp_path: Path) -> None:
+def test_a_restored_join_has_as_much_in_memory_as_one_that_ran_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_on_disk, "_LEAST_WRITTEN_BYTES", 10_000)
+    monkeypatch.setattr(runs_on_disk, "_WRITTEN_PER_ADDED", 0)
     backends = RocksBackends(tmp_path, memory_bytes=8 << 20, rows_memory_bytes=1 << 20)
     heap = Harness(join(JoinType.FULL_OUTER))
     harness = logged(backends)

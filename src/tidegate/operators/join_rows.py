@@ -187,10 +187,7 @@ class RowStore:
         self.runs = [each for each in self.runs if each is not run]
         if run.live_count:
             self.runs.append(_kept(run))
-        self.merge_short()
-
-    def merge_short(self) -> None:
-        """Also those between longer ones, which were as long once."""
+        # Short ones may lie between longer ones, which were as long once.
         self.runs.sort(key=lambda run: (not run.is_apart, -run.live_count))
         self._merge_like_sizes()
 

@@ -78,13 +78,8 @@ class RunsOnDisk:
         return self._leaving
 
     def _has_too_many(self) -> bool:
-        if self._is_emptying:
-            self._is_emptying = self._in_memory_bytes() > self._most_bytes() // 2
-        elif self._in_memory_bytes() > self._most_bytes():
-            self._is_emptying = True
-            for side in self._sides:
-                # Short ones would make many short files.
-                side.merge_short()
+        most_bytes = self._most_bytes() // 2 if self._is_emptying else self._most_bytes()
+        self._is_emptying = self._in_memory_bytes() > most_bytes
         return self._is_emptying
 
     def _chosen(self) -> Run:
