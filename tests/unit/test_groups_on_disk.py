@@ -418,6 +418,26 @@ def test_a_snapshot_while_groups_are_left_behind_is_not_undone_by_it(
     assert (counts[0], counts[-1]) == (30, 10), "before, while and after they are left behind"
 
 
+def test_what_is_owed_to_a_snapshot_is_not_lost_when_others_are_left_behind(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots get other numbers before its steps have taken any of them."""
+    monkeypatch.setattr(logged_rows, "_MOST_GONE", 1 << 10)  # many would take what is owed as well
+    staying, leaving = range(40), range(60)
+    windows = [(0, number) for number in leaving] + [(5, number) for number in staying]
+    for fires in (1, 75, 90, 105):
+        subtask = Subtask(SPECS["append"], KeyGroupRange(0, KEY_GROUPS), backends)
+        subtask.process(rows_from(subtask.spec, [(at, (number, None), 1, None, None) for at, number in windows]))
+        subtask.on_watermark(1_000, fires=fires)
+        (_, taken) = subtask.snapshot()
+        subtask.settle()
+        assert subtask.operators[1].index.count == len(staying), "the others are left behind by now"
+        again = Subtask(subtask.spec, subtask.key_groups, backends, ([], restored_from(taken)))
+        again.on_watermark(1 << 40, fires=0)
+        shown = [row for batch in again.settle()[1] for row in batch.to_pylist()]
+        assert sorted(row["c1"] for row in shown if row["c0"]["start"].second == 5) == list(staying), fires
+
+
 def test_the_log_stays_in_proportion_to_the_groups(
     backends: RocksBackends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
