@@ -53,7 +53,7 @@ def test_an_image_becomes_whole_whatever_becomes_of_the_checkpoints_it_is_stored
     play([seed], StateDice.MIXED)
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_seed_gives_the_same_run_with_a_changelog(seed: int) -> None:
     first, second = play([seed, seed], StateDice.MIXED)
     assert first.images and first == second

@@ -217,9 +217,8 @@ class SlotSnapshots:
     def on_done(self, done: CheckpointDone) -> None:
         for task, prepared in self._unsettled.items():
             self._unsettled[task] = {later: p for later, p in prepared.items() if later > done.checkpoint}
-        if (
-            done.checkpoint not in self._savepoints
-        ):  # nothing may refer to one: what the one before holds is still there
+        # Nothing may refer to a savepoint: what the checkpoint before holds is still there.
+        if done.checkpoint not in self._savepoints:
             self._on_checkpoint_done(done)
         if self._ahead is not None:
             self._ahead.on_done(done.checkpoint, self.known_files)
@@ -279,7 +278,9 @@ class SlotSnapshots:
                     is_encoded = next(assembly.encoding, _DONE) is _DONE
                 except DidNotHappen as error:
                     # The disk is full, for instance: the stream goes on without this checkpoint.
-                    self._decline(checkpoint, assembly, error)
+                    self._assemblies.pop(checkpoint).drop()
+                    reason = f"{type(error).__name__}: {error}"
+                    self._send(Decline(self._generation, checkpoint, reason, is_upload=False))
                     break
                 if is_encoded:
                     assembly.encoding = None
@@ -420,11 +421,6 @@ class SlotSnapshots:
             times=assembly.upload,
             raise_if_dropped=assembly.raise_if_dropped,
         )
-
-    def _decline(self, checkpoint: CheckpointId, assembly: _Assembly, error: DidNotHappen) -> None:
-        del self._assemblies[checkpoint]
-        assembly.drop()
-        self._send(Decline(self._generation, checkpoint, f"{type(error).__name__}: {error}", is_upload=False))
 
     def _to_commit(self, task: TaskId, checkpoint: CheckpointId) -> list[Prepared]:
         return [prepared for epoch, prepared in self._unsettled.get(task, {}).items() if epoch <= checkpoint]
