@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.model.ids import SlotIndex
+from tidegate.model.ids import CheckpointId, SlotIndex
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Project, Scan, Sink, TransformWithState
@@ -105,6 +105,10 @@ class NumberedRows:
     def output(self) -> list[tuple[int, int, int]]:
         """Key, id, and which of its key's rows it is; sorted."""
         return sorted((row["k"], row["v"], row["n"]) for row in pq.read_table(self.folder / "out").to_pylist())
+
+    def newest_checkpoint(self) -> CheckpointId:
+        """By the log alone: while the job runs, a manifest may go between two looks."""
+        return retained_checkpoints(JobLog(self.store, driver="a reader").read())[-1].checkpoint
 
     def retained(self) -> list[Manifest]:
         completed = retained_checkpoints(JobLog(self.store, driver="a reader").read())

@@ -1,5 +1,6 @@
 """state.localRecovery: a slot that comes back on the same machine reads its own disk, if what is there is right."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -67,9 +68,10 @@ def files_of(manifest: Manifest) -> set[str]:
 
 
 def copies_in(folder: Path) -> dict[str, Path]:
-    """By their paths below a slot's folder."""
-    found = [path for path in folder.glob("tidegate-copies-*/*/**/*") if path.is_file()]
-    return {"/".join(path.relative_to(folder).parts[2:]): path for path in found}
+    """By their paths below a slot's folder. Folders may go while it looks."""
+    found = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    copies = {path.relative_to(folder).parts: path for path in found}
+    return {"/".join(parts[2:]): path for parts, path in copies.items() if parts[0].startswith("tidegate-copies-")}
 
 
 # Nobody catches the second one: the slot is gone as if its process were.
@@ -100,9 +102,10 @@ def test_a_damaged_copy_is_replaced_by_what_is_stored_and_counted(
 
     def damage() -> None:
         nonlocal completed
-        completed = rows.retained()[-1].checkpoint
-        for number, file in enumerate(sorted(local_folder.glob("tidegate-copies-*/*/**/*"))):
-            if file.is_file():
+        completed = rows.newest_checkpoint()
+        for number, file in enumerate(copies_in(local_folder).values()):
+            # What is outdated may go meanwhile, and its folder with it.
+            with suppress(FileNotFoundError):
                 # Not in place: files of RocksDB's own may be the same ones.
                 data = bytearray(file.read_bytes())
                 file.unlink()

@@ -3,7 +3,6 @@
 Each group is committed once, with every one of its rows, whatever happens to the job.
 """
 
-import logging
 from collections import Counter
 from dataclasses import fields, replace
 
@@ -36,11 +35,6 @@ SEEDS = [seed for seed in range(220) if seed % len(Topology) == list(Topology).i
 INT = pa.int64()
 COUNT = AggregateCall(AggregateFunction.COUNT_ROWS, (), INT, ansi=True)
 TIMES = MapInArrowSpec(b"event_times", "event_times", EVENT_TIMES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet() -> None:
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
 
 
 class WindowsByColumns(Shape):

@@ -1,6 +1,5 @@
 """A crash at each named step of the barrier path: the job starts again, and every row is committed exactly once."""
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -11,12 +10,6 @@ from tidegate.testing import CrashAt, Scenario, SimCluster, Step, scenario_of
 from tidegate.testing.simulation.incarnation import NetworkSettings
 
 _MODES = {"aligned": None, "unaligned": 0.0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet() -> None:
-    """Failures are what is simulated: what production code says about them would fill the screen."""
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
 
 
 def scenario(switch_after_ms: float | None) -> Scenario:

@@ -3,7 +3,6 @@
 `SEED=7` replays one seed and shows what happened, `SEEDS=500` plays more of them.
 """
 
-import logging
 import os
 from collections import Counter
 
@@ -15,12 +14,6 @@ from tidegate.testing.simulation.topologies import Topology
 
 _SEEDS = int(os.environ.get("SEEDS", "150"))
 _ONE_SEED = os.environ.get("SEED")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet() -> None:
-    """Failures are what is simulated: what production code says about them would fill the screen."""
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
 
 
 def play(seeds: list[int]) -> list[RunReport]:

@@ -4,7 +4,6 @@ In memory, whole or by what changed, in RocksDB, with a changelog or without, an
 the same state, no file too many and none too few. What slots keep on disk is real, and must be gone in the end.
 """
 
-import logging
 from collections.abc import Iterable
 
 import pytest
@@ -13,11 +12,6 @@ from tidegate.testing.simulation import RunFailure, RunReport, run_seed
 from tidegate.testing.simulation.scenario import scenario_of
 from tidegate.testing.simulation.states import StateDice, StateKind
 from tidegate.testing.simulation.topologies import Topology
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet() -> None:
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)  # failures are what is simulated
 
 
 def play(seeds: Iterable[int], dice: StateDice) -> list[RunReport]:
