@@ -67,11 +67,15 @@ def files_of(manifest: Manifest) -> set[str]:
     return {slot.path for slot in manifest.slots} | {file.path for slot in manifest.slots for file in slot.shared}
 
 
-def copies_in(folder: Path) -> dict[str, Path]:
-    """By their paths below a slot's folder. Folders may go while it looks."""
-    found = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
-    copies = {path.relative_to(folder).parts: path for path in found}
-    return {"/".join(parts[2:]): path for parts, path in copies.items() if parts[0].startswith("tidegate-copies-")}
+def copies_below(folder: Path) -> list[Path]:
+    """Of all slots. Folders may go while it looks."""
+    found = sorted(Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return [path for path in found if path.relative_to(folder).parts[0].startswith("tidegate-copies-")]
+
+
+def copies_in(folder: Path) -> set[str]:
+    """By their paths below a slot's folder; two slots may have one each."""
+    return {"/".join(path.relative_to(folder).parts[2:]) for path in copies_below(folder)}
 
 
 # Nobody catches the second one: the slot is gone as if its process were.
@@ -103,7 +107,7 @@ def test_a_damaged_copy_is_replaced_by_what_is_stored_and_counted(
     def damage() -> None:
         nonlocal completed
         completed = rows.newest_checkpoint()
-        for number, file in enumerate(copies_in(local_folder).values()):
+        for number, file in enumerate(copies_below(local_folder)):
             # What is outdated may go meanwhile, and its folder with it.
             with suppress(FileNotFoundError):
                 # Not in place: files of RocksDB's own may be the same ones.
@@ -133,7 +137,7 @@ def test_copies_are_of_the_newest_completed_checkpoint_or_the_one_before_until_i
             # What is removed between two looks at it is looked for again.
             with suppress(Missing, FileNotFoundError):
                 before, newest = rows.retained()[-2:]
-                copies = copies_in(local_folder).keys()
+                copies = copies_in(local_folder)
                 missing = files_of(newest) - copies
                 others = copies - files_of(newest) - files_of(before)
                 outdated = {name for name in others if int(name.split("/")[1].split("-")[0]) <= newest.checkpoint}
