@@ -78,13 +78,19 @@ def median_of(runs: Sequence[Observation | str], value: Value, *, scale: float =
     return None if seen is None else seen.median * scale
 
 
-def ratio(ours: Sequence[Observation | str], theirs: Sequence[Observation | str], value: Value) -> Spread | None:
+def ratio(
+    ours: Sequence[Observation | str],
+    theirs: Sequence[Observation | str],
+    value: Value,
+    *,
+    their_value: Value | None = None,
+) -> Spread | None:
     """Ours over theirs, of runs that took turns in the same repetition."""
     ratios = []
     for our, their in zip(ours, theirs, strict=False):
         if not isinstance(our, Observation) or not isinstance(their, Observation):
             continue
-        above, below = value(our), value(their)
+        above, below = value(our), (their_value or value)(their)
         # Of nothing and nothing there is no ratio.
         if above is not None and below is not None and (above or below):
             ratios.append(above / below if below else float("inf"))

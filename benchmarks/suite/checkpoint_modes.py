@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Flink's default for a gate with two channels: 2 buffers for each and 8 that float, of 32 KiB; half of it per channel.
-EQUAL_WINDOW = "192KiB"
+# Flink's default for a gate with two channels: 2 buffers for each and 8 that float, of 32 KiB. That is six per channel,
+# of which one is being written or is not full: it holds some 1,600 rows of 200 bytes, as windows of five do.
+EQUAL_WINDOW = "160KiB"
 FLINK_AS_RUN = (
     "Flink runs as a MiniCluster in one JVM (heap of 2 GB, G1; one task manager with 2 slots, 128 MB of network "
     "memory, otherwise its defaults: 32 KiB buffers, 2 per channel and 8 floating per gate; `hashmap` state, object "
-    "reuse, checkpoints to local files). Tidegate without debloating has windows of the same size, "
-    f"`network.window={EQUAL_WINDOW}`; its slots are processes that exchange rows by sockets."
+    "reuse, checkpoints to local files). Tidegate without debloating has windows for as many rows as Flink keeps in "
+    f"flight with these, `network.window={EQUAL_WINDOW}`; its slots are processes that exchange rows by sockets."
 )
 
 

@@ -140,7 +140,7 @@ def test_the_rest_of_a_half_done_batch_is_what_is_written() -> None:
     assert decode_element(memoryview(encoded.new_pieces[0]), SCHEMA, name="x")[1] == rows(40, 50)
 
 
-def test_a_file_of_which_less_than_half_is_alive_is_left_behind() -> None:
+def test_a_file_of_which_less_than_a_third_is_alive_is_left_behind() -> None:
     known = known_of((1, 0, 50), (2, 0, 50), (3, 0, 50), (4, 0, 50))
     assert places(encode([captured(element(3), element(4))], known)) == [(3, 0), (4, 0)]
     encoded = encode([captured(element(4))], known)
@@ -148,7 +148,7 @@ def test_a_file_of_which_less_than_half_is_alive_is_left_behind() -> None:
     assert len(encoded.new_pieces) == 1
 
 
-def test_an_emptying_file_is_kept_while_half_of_all_that_is_referred_to_is_needed() -> None:
+def test_an_emptying_file_is_kept_while_a_third_of_all_that_is_referred_to_is_needed() -> None:
     """Else a queue that moves on file by file would be written again and again."""
     newer = SharedFile("shared/newer", 100, 0)
     known = KnownElements()
@@ -158,9 +158,23 @@ def test_an_emptying_file_is_kept_while_half_of_all_that_is_referred_to_is_neede
     encoded = encode([captured(element(3), element(4), element(5))], known)
     assert encoded.new_pieces == []
     assert {file.path for file in encoded.reused} == {FILE.path, newer.path}
-    encoded = encode([captured(element(3), element(4))], known)
-    assert [file.path for file in encoded.reused] == [newer.path], "100 of 300 bytes: the emptiest is left behind"
+    encoded = encode([captured(element(3))], known)
+    assert encoded.reused == [], "50 of 200 bytes: what is needed of it is written again"
     assert len(encoded.new_pieces) == 1
+
+
+def test_a_queue_that_moves_on_steadily_is_never_written_again() -> None:
+    """Not even the rest of the first capture. Of ten one is consumed per checkpoint, three come with every third."""
+    file_of = dict.fromkeys(range(10), FILE)
+    known = KnownElements()
+    for checkpoint in range(1, 25):
+        stored = {s: file for s, file in file_of.items() if s >= checkpoint - 1}
+        known.replace((CHANNEL, Sequence(s), StoredAt(file, 0, 50 * s, 50)) for s, file in stored.items())
+        in_flight = range(checkpoint, checkpoint + 10 - checkpoint % 3)
+        encoded = encode([captured(*map(element, in_flight))], known)
+        new = [s for s in in_flight if s not in file_of]
+        assert len(encoded.new_pieces) == len(new), f"checkpoint {checkpoint} writes what is new and nothing else"
+        file_of |= dict.fromkeys(new, SharedFile(f"shared/{checkpoint}", 50 * len(new), 0))
 
 
 def test_how_much_of_a_file_is_alive_is_measured_from_when_it_was_first_known() -> None:

@@ -115,6 +115,28 @@ def test_enough_bytes_are_sealed_without_waiting() -> None:
     assert len(link.sent) == 1
 
 
+def test_what_fills_a_window_at_once_becomes_several_elements() -> None:
+    link = Recorder()
+    output = make(link, window_bytes=640)
+    output.gather(rows(*range(35)), 0.0)
+    assert output.in_flight_bytes() == 35 * 8 + 3 * MARKER_BYTES
+    send_all(output)
+    assert link.sent == [(0, 0, list(range(11))), (1, 0, list(range(11, 23))), (2, 0, list(range(23, 35)))]
+    output.on_granted(Sequence(3), 640, 0.0)
+    assert output.in_flight_bytes() == 0
+
+
+def test_what_is_far_larger_than_a_window_does_not_become_a_thousand_elements() -> None:
+    link = Recorder()
+    output = make(link, window_bytes=8)
+    output.gather(rows(*range(10_000)), 0.0)
+    send_all(output)
+    assert [len(part) for _, _, part in link.sent] == [1250] * 8
+    sealed_rows(output, 7)
+    send_all(output)
+    assert link.sent[8:] == [(8, 0, [7])]
+
+
 def test_the_end_comes_behind_what_was_gathered() -> None:
     link = Recorder()
     output = make(link, next_sequence=4)
@@ -137,7 +159,7 @@ def test_what_the_link_does_not_take_stays() -> None:
 
 def test_the_window_is_spent_by_sealing_and_comes_back_by_grants() -> None:
     link = Recorder()
-    output = make(link, window_bytes=50)
+    output = make(link, window_bytes=80)
     output.gather(rows(1), 0.0)
     assert output.in_flight_bytes() == 8
     assert link.sent == []
@@ -148,9 +170,9 @@ def test_the_window_is_spent_by_sealing_and_comes_back_by_grants() -> None:
     assert not output.has_room()
     send_all(output)
     assert not output.has_room()
-    output.on_granted(Sequence(1), 50, 0.0)
+    output.on_granted(Sequence(1), 80, 0.0)
     assert output.has_room()
-    output.on_granted(Sequence(2), 50, 0.0)
+    output.on_granted(Sequence(2), 80, 0.0)
     assert output.in_flight_bytes() == 0
 
 
@@ -329,7 +351,7 @@ def test_what_is_gathered_takes_room_too_and_the_last_slice_must_fit() -> None:
     output = make(Recorder(), window_bytes=8000)
     output.gather(rows(*range(500)), 0.0)
     send_all(output)
-    output.gather(rows(*range(370)), 0.0)
+    output.gather(rows(*range(346)), 0.0)
     assert (output.in_flight_bytes() < 7000, output.has_room()) == (True, True)
     output.gather(rows(*range(10)), 0.0)
     assert (output.in_flight_bytes() > 7000, output.has_room()) == (True, False)
@@ -365,10 +387,10 @@ def test_a_grant_carries_the_window_and_a_smaller_one_has_room_only_when_enough_
     assert output.window_bytes == 2000
 
 
-def test_not_more_than_half_a_window_is_gathered() -> None:
+def test_not_more_than_an_eighth_of_a_window_is_gathered() -> None:
     link = Recorder()
     output = make(link)
-    output.on_granted(Sequence(0), 64, 0.0)
+    output.on_granted(Sequence(0), 256, 0.0)
     output.gather(rows(1, 2, 3), 0.0)
     send_all(output)
     assert link.sent == []

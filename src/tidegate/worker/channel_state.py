@@ -21,7 +21,8 @@ from tidegate.worker.gate import CapturedElement
 INLINE = -1
 # Of all that is referred to at least this share is still needed; else the emptiest files are left behind. Not of each
 # file: rows are consumed in the order in which they came, so that a file which is half empty is about to go by itself.
-_LEAST_ALIVE = 0.5
+# Not a half: there it stands by itself when the last of a full capture is consumed, and all else has come since.
+_LEAST_ALIVE = 1 / 3
 
 
 class CaptureSection(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +62,7 @@ class KnownElements:
         return at if at is not None and at.first_row <= needed_from_row else None
 
     def worth_keeping(self, alive_bytes: Mapping[str, int]) -> set[str]:
-        """The files to refer to, given how much of each is needed: the fullest, as long as half of them is."""
+        """The files to refer to, given how much of each is needed: the fullest, as long as a third of them is."""
         kept: set[str] = set()
         held_bytes = needed_bytes = 0
         for path in sorted(alive_bytes, key=lambda path: alive_bytes[path] / self._bytes_at_first[path], reverse=True):

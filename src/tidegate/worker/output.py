@@ -30,10 +30,12 @@ from tidegate.protocol.switching import RATE_HALF_LIFE_MS, DrainRate, StorageSpe
 from tidegate.protocol.windows import LEAST_ROOM, MostAhead, SendWindow
 
 # Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it, and a slice at
-# the receiver, which takes no more than a frame, some 300 us. A grant comes for a whole frame: with two frames to a
-# window of 1 MiB both sides waited for each other a third of the time, with eight a tenth.
+# the receiver, which takes no more than a frame, some 300 us.
 GATHER_BYTES = 128 << 10
 GATHER_MS = 20.0
+# A grant comes for a whole frame: with two frames to a window of 1 MiB both sides waited for each other a third of the
+# time, with eight a tenth. And what refills a window at once is new at once to the checkpoint that captures it.
+_FRAMES_PER_WINDOW = 8
 # What an element without rows counts for, so that nothing is free.
 MARKER_BYTES = 32
 # When so much was emitted, half of it is forgotten: keys change, and with them the channels' shares.
@@ -149,7 +151,8 @@ class OutputChannel:
         if not self._window.in_flight_bytes:
             self._drained_at_ms = self._gathered_since_ms  # from here on the receiver has something to do
         rows = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        self._enqueue(Batch(rows), size_bytes + MARKER_BYTES)
+        for frame in _frames(rows, size_bytes, frame_bytes=self._gather_bytes):
+            self._enqueue(Batch(frame), size_bytes * frame.num_rows // rows.num_rows + MARKER_BYTES)
 
     def seal_if_due(self, now_ms: float) -> None:
         if self._gathered and now_ms - self._gathered_since_ms >= GATHER_MS:
@@ -333,5 +336,13 @@ class TaskOutput:
 
 
 def _gather_bytes(window_bytes: int) -> int:
-    """Half a window at the most, so that a small window is not overdrawn by what was gathered for it."""
-    return min(GATHER_BYTES, max(1, window_bytes // 2))
+    """A part of a small window, so that it is not overdrawn by what was gathered for it."""
+    return min(GATHER_BYTES, max(1, window_bytes // _FRAMES_PER_WINDOW))
+
+
+def _frames(rows: pa.RecordBatch, size_bytes: int, *, frame_bytes: int) -> Iterator[pa.RecordBatch]:
+    """In equal parts of a frame's size or more: as many as make a window, also of what overdraws it."""
+    count = min(max(1, size_bytes // frame_bytes), _FRAMES_PER_WINDOW, rows.num_rows)
+    for number in range(count):
+        first, end = (rows.num_rows * at // count for at in (number, number + 1))
+        yield rows.slice(first, end - first)
