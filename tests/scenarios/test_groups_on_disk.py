@@ -1,9 +1,10 @@
-"""Whole jobs whose aggregations keep their groups on disk, with room for next to none in memory."""
+"""Whole jobs whose aggregations have a log of their groups, with room for next to none or for all in memory."""
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,11 +30,16 @@ from tidegate.storage import layout
 from tidegate.storage.store import open_store
 from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
-from tidegate.worker.settings import SlotSettings
+from tidegate.worker.settings import HeapSnapshots, SlotSettings
 
 __all__ = ["folder", "local_folder"]
 
 ROWS = 3000
+STATES: Mapping[str, Mapping[str, Any]] = {
+    "mostly on disk": {"rows_memory_bytes": 1},
+    "room for all": {"rows_memory_bytes": 1 << 30},
+    "heap": {"state_backend": "heap"},
+}
 INT64 = pa.int64()
 
 
@@ -52,6 +58,7 @@ def job(
     interval_ms: float = 30,
     rows_memory_bytes: int = 1,
     state_backend: str = "rocksdb",
+    heap_snapshots: HeapSnapshots = HeapSnapshots.INCREMENTAL,
 ) -> Coordinator:
     """User code that may be slow or fail, then sum and count by group; each shown whenever it changed."""
     k, v = Column(0, "k", INT64), Column(1, "v", INT64)
@@ -78,6 +85,8 @@ def job(
             window_bytes=4096,
             state_backend=state_backend,
             state_rows_memory_bytes=rows_memory_bytes,
+            heap_snapshots=heap_snapshots,
+            heap_rows_whole_up_to_bytes=0,
             inline_below_bytes=0,
         ),
         interval_ms=interval_ms,
@@ -115,10 +124,10 @@ def log_files(folder: Path) -> set[str]:
     return {path for path in open_store(str(folder / "chk")).list(layout.SHARED) if path.endswith(".rows")}
 
 
-@pytest.mark.parametrize("rows_memory_bytes", [1, 1 << 30])
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("switch_after_ms", [ALIGNED, UNALIGNED])
 def test_every_row_counts_once_through_an_error(
-    folder: Path, local_folder: Path, switch_after_ms: float | None, rows_memory_bytes: int
+    folder: Path, local_folder: Path, switch_after_ms: float | None, state: str
 ) -> None:
     run(
         job(
@@ -126,7 +135,7 @@ def test_every_row_counts_once_through_an_error(
             switch_after_ms=switch_after_ms,
             before_row=FailsOnce(1000),
             restart=FixedDelay(3, delay_ms=10),
-            rows_memory_bytes=rows_memory_bytes,
+            **STATES[state],
         )
     )
     assert newest(folder) == golden()
@@ -139,30 +148,20 @@ def test_every_row_counts_once_through_an_error(
 
 
 @pytest.mark.parametrize("slots", [(2, 2, 2), (1, 3, 2)])
-@pytest.mark.parametrize("rows_memory_bytes", [1, 1 << 30])
-def test_a_stopped_job_goes_on_with_any_number_of_slots(
-    folder: Path, slots: tuple[int, int, int], rows_memory_bytes: int
-) -> None:
+@pytest.mark.parametrize("state", STATES)
+def test_a_stopped_job_goes_on_with_any_number_of_slots(folder: Path, slots: tuple[int, int, int], state: str) -> None:
     for number in slots[:2]:
-        stop_after(
-            job(
-                folder,
-                slots=number,
-                before_row=slow(0.001),
-                switch_after_ms=UNALIGNED,
-                rows_memory_bytes=rows_memory_bytes,
-            ),
-            2,
-        )
-    run(job(folder, slots=slots[2], rows_memory_bytes=rows_memory_bytes))
+        stop_after(job(folder, slots=number, before_row=slow(0.001), switch_after_ms=UNALIGNED, **STATES[state]), 2)
+    run(job(folder, slots=slots[2], **STATES[state]))
     assert newest(folder) == golden()
 
 
+@pytest.mark.parametrize("state", ["room for all", "heap"])
 def test_checkpoints_share_files_of_rows_and_keep_none_that_no_checkpoint_needs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_book, "SMALL_FILE_ROWS", 1)
-    run(job(folder, interval_ms=20, before_row=slow(0.0005), rows_memory_bytes=1 << 30))
+    run(job(folder, interval_ms=20, before_row=slow(0.0005), **STATES[state]))
     older, newer = (
         {file.path for slot in manifest.slots for file in slot.shared if file.path.endswith(".rows")}
         for manifest in retained(folder)
@@ -171,8 +170,20 @@ def test_checkpoints_share_files_of_rows_and_keep_none_that_no_checkpoint_needs(
     assert log_files(folder) == older | newer
 
 
-def test_a_job_on_the_heap_goes_on_with_its_groups_on_disk(folder: Path) -> None:
-    stop_after(job(folder, before_row=slow(0.001), state_backend="heap"), 2)
+@pytest.mark.parametrize("snapshots", HeapSnapshots)
+def test_a_job_on_the_heap_goes_on_with_its_groups_on_disk(folder: Path, snapshots: HeapSnapshots) -> None:
+    stop_after(job(folder, before_row=slow(0.001), state_backend="heap", heap_snapshots=snapshots), 2)
+    assert bool(log_files(folder)) == (snapshots is HeapSnapshots.INCREMENTAL)
     stop_after(job(folder, before_row=slow(0.001)), 2)
     run(job(folder))
+    assert newest(folder) == golden()
+
+
+def test_a_job_on_the_heap_goes_on_when_it_is_to_store_all_again(folder: Path) -> None:
+    stop_after(job(folder, before_row=slow(0.001), state_backend="heap"), 2)
+    assert log_files(folder)
+    whole = {"state_backend": "heap", "heap_snapshots": HeapSnapshots.WHOLE}
+    stop_after(job(folder, before_row=slow(0.001), **whole), 3)
+    assert not log_files(folder)
+    run(job(folder, **whole))
     assert newest(folder) == golden()

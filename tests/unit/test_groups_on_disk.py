@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiny_steps import opened_backends, run_steps, take_tiny_steps
+from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
 from tidegate.operators import aggregate, compaction, log_book, logged_rows
@@ -66,7 +66,7 @@ class Subtask:
 
     spec: AggregateSpec
     key_groups: KeyGroupRange
-    backends: RocksBackends
+    backends: RocksBackends | InTurn
     restored: tuple[list[RestoredSection], list[RestoredSection]] = ([], [])
     floors: KeyGroupFloors = field(default_factory=lambda: KeyGroupFloors(()))
     out: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = field(default_factory=lambda: ([], []))
@@ -122,7 +122,7 @@ class Taken:
 
 
 class Job:
-    def __init__(self, spec: AggregateSpec, backends: RocksBackends) -> None:
+    def __init__(self, spec: AggregateSpec, backends: RocksBackends | InTurn) -> None:
         self.spec = spec
         self.backends = backends
         self.watermark_ms = 0
@@ -230,8 +230,8 @@ SPECS = {
 
 @pytest.mark.parametrize("name", SPECS)
 @settings(max_examples=25, deadline=None)
-@given(drawn=steps, memory_bytes=st.sampled_from([1, 3000, 1 << 30]))
-def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[Any], memory_bytes: int) -> None:
+@given(drawn=steps, memory_bytes=st.sampled_from([1, 3000, 1 << 30, None]))
+def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[Any], memory_bytes: int | None) -> None:
     with opened_backends(rows_memory_bytes=memory_bytes) as backends:
         job = Job(SPECS[name], backends)
         taken: Taken | None = None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiny_steps import opened_backends, run_steps, take_tiny_steps
+from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_tiny_steps
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators import compaction, deduplicate
 from tidegate.operators.contract import TaskContext
@@ -53,7 +53,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 class Both:
     """The same operator twice: in memory, and on disk with room for next to nothing."""
 
-    def __init__(self, spec: DeduplicateSpec, backends: RocksBackends) -> None:
+    def __init__(self, spec: DeduplicateSpec, backends: RocksBackends | InTurn) -> None:
         self.spec = spec
         self.backends = backends
         self.operators = [self.opened([], is_on_disk=False), self.opened([], is_on_disk=True)]
@@ -110,8 +110,10 @@ class Both:
 
 @pytest.mark.parametrize("name", SPECS)
 @settings(max_examples=25, deadline=None)
-@given(drawn=steps, memory_bytes=st.sampled_from([1, 1500, 1 << 30]))
-def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(name: str, drawn: list[Any], memory_bytes: int) -> None:
+@given(drawn=steps, memory_bytes=st.sampled_from([1, 1500, 1 << 30, None]))
+def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(
+    name: str, drawn: list[Any], memory_bytes: int | None
+) -> None:
     with opened_backends(rows_memory_bytes=memory_bytes) as backends:
         both = Both(SPECS[name], backends)
         for kind, what in drawn:

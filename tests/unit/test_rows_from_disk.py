@@ -33,7 +33,7 @@ from tidegate.storage.store import LocalFiles
 from tidegate.storage.stored_plan import StoredGroups
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.restoring import restore_slot
-from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBackends
+from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBackends, local_folder
 
 SECOND_US = 1_000_000
 KEYS = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us")), ("v", pa.int64())])
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
 def test_rows_on_disk_are_the_table_that_rows_in_memory_are(name: str, tmp_path: Path, on_disk: RocksBackends) -> None:
     spec, chosen = SPECS[name], random.Random(name)
     assert isinstance(spec, AggregateSpec | DeduplicateSpec)
-    in_memory, away = Job(spec, HeapBackends()), Job(spec, on_disk)
+    in_memory, away = Job(spec, HeapBackends(local_folder())), Job(spec, on_disk)
     for checkpoint in range(3):
         for _ in range(8):
             rows = a_batch(spec, chosen, first_second=10 * checkpoint)
@@ -226,7 +226,7 @@ def test_a_query_goes_on_from_an_edited_savepoint_with_the_rows_that_were_on_dis
 ) -> None:
     spec, chosen = SPECS[name], random.Random(7)
     assert isinstance(spec, AggregateSpec | DeduplicateSpec)
-    in_memory, away = Job(spec, HeapBackends()), Job(spec, on_disk)
+    in_memory, away = Job(spec, HeapBackends(local_folder())), Job(spec, on_disk)
     for _ in range(12):
         rows = a_batch(spec, chosen, first_second=0)
         in_memory.process(rows)
@@ -296,7 +296,7 @@ def test_a_checkpoint_that_does_not_say_how_its_rows_lie_on_disk_is_refused(
 
 def test_an_operator_is_found_by_the_name_that_the_user_gave_it(tmp_path: Path) -> None:
     spec = spec_of(mode=OutputMode.UPDATE)
-    job = Job(replace(spec, name="totals"), HeapBackends())
+    job = Job(replace(spec, name="totals"), HeapBackends(local_folder()))
     job.process(a_batch(spec, random.Random(1), first_second=0))
     store(job, tmp_path / "saved")
     assert rows_of(path=str(tmp_path / "saved"), table="state", operator="totals")

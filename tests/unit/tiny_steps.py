@@ -3,14 +3,18 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import cycle, islice
+from math import inf
 
 import pytest
 
 from tests.in_memory import folder_in_memory
+from tidegate.model.ids import KeyGroupRange
 from tidegate.operators import block_marks, compaction, log_book, logged_rows, rows_on_disk
 from tidegate.state.contract import Section
-from tidegate.worker.state_backends import RocksBackends
+from tidegate.state.row_log import RowLog
+from tidegate.state.row_store import RowStore, RunStore
+from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBackends
 
 
 def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +42,37 @@ def run_steps(sections: Iterable[Section], most: int) -> None:
             deque(islice(section.steps(), most), maxlen=0)
 
 
+class InTurn:
+    """Each operator that is opened gets another backend: what one of them has stored, the next one reads."""
+
+    def __init__(self, backends: Iterable[StateBackends]) -> None:
+        self._backends = list(backends)
+        self._turns = cycle(self._backends)
+
+    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
+        return next(self._turns).open_rows(key_groups)
+
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
+        return next(self._turns).open_log(key_groups)
+
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
+        return next(self._turns).open_runs(key_groups)
+
+    def close(self) -> None:
+        for backends in self._backends:
+            backends.close()
+
+
 @contextmanager
-def opened_backends(*, rows_memory_bytes: int) -> Iterator[RocksBackends]:
+def opened_backends(*, rows_memory_bytes: int | None) -> Iterator[RocksBackends | InTurn]:
+    """None: one after the other, with all rows in memory: in logs always, when there are some, or never."""
     with folder_in_memory() as folder:
-        backends = RocksBackends(folder, memory_bytes=8 << 20, rows_memory_bytes=rows_memory_bytes)
+        backends: RocksBackends | InTurn
+        if rows_memory_bytes is not None:
+            backends = RocksBackends(folder, memory_bytes=8 << 20, rows_memory_bytes=rows_memory_bytes)
+        else:
+            rocks = RocksBackends(folder, memory_bytes=8 << 20, rows_memory_bytes=1 << 30)
+            up_to_bytes = (0, 1000, 3000, inf)
+            backends = InTurn([*(HeapBackends(folder, rows_whole_up_to_bytes=each) for each in up_to_bytes), rocks])
         yield backends
         backends.close()

@@ -55,6 +55,7 @@ class AggregateOperator:
         self._dead = 0
         self._compaction: Compaction | None = None
         self._has_ended = False
+        self._store: RowStore | None = None
         self._on_disk: RowsOnDisk | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
@@ -62,9 +63,9 @@ class AggregateOperator:
         self._emitted_at_ms = context.clock.monotonic_ms()
         if self._expiry is not None:
             self._expiry.open(context)
-        store = context.open_rows()
-        if store is not None:
-            restored = self._open_on_disk(store, restored)
+        self._store = context.open_rows()
+        if self._store is not None and RowsOnDisk.is_needed(self._store, restored):
+            restored = self._open_on_disk(self._store, restored)
         for section in restored:
             for stored in stored_batches(section, self._stored_schema, context.key_groups):
                 slots = self._slots_of(stored)
@@ -140,6 +141,7 @@ class AggregateOperator:
         return None
 
     def snapshot(self) -> list[Section]:
+        self._log_or_not()
         if self._on_disk is not None:
             self._before_change()
             sections = self._on_disk.snapshot()
@@ -159,8 +161,8 @@ class AggregateOperator:
         return self._size_bytes() + disk_bytes
 
     def close(self) -> None:
-        if self._on_disk is not None:
-            self._on_disk.close()
+        if self._store is not None:
+            self._store.close()
 
     # -- rows on disk
 
@@ -190,8 +192,28 @@ class AggregateOperator:
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
+        self._on_disk = self._rows_on_disk(store, restored)
+        self._on_disk.restore(restored)
+        live = self._live()
+        if not live.all():
+            self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
+        return [section for section in restored if not RowsOnDisk.is_own(section)]
+
+    def _log_or_not(self) -> None:
+        """From now on groups are stored by what changed, or whole again."""
+        if self._store is None or self._store.log.is_wanted(self._size_bytes()) == (self._on_disk is not None):
+            return
+        if self._on_disk is not None:
+            self._on_disk.give_up()
+            self._on_disk = self._compaction = None
+        elif self._compaction is None:
+            self._on_disk = self._rows_on_disk(self._store, ())
+            self._on_disk.grow_to(self._index.count)
+            self._on_disk.touch(np.arange(self._index.count) if self._expiry is None else self._expiry.live_slots())
+
+    def _rows_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> RowsOnDisk:
         end_key = end_key_of(self._spec)
-        self._on_disk = RowsOnDisk(
+        return RowsOnDisk(
             store,
             self,
             row_format(self._stored_schema),
@@ -201,11 +223,6 @@ class AggregateOperator:
             stays="in complete mode" if self._spec.mode is OutputMode.COMPLETE else None,
             restored=restored,
         )
-        self._on_disk.restore(restored)
-        live = self._live()
-        if not live.all():
-            self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
-        return [section for section in restored if not RowsOnDisk.is_own(section)]
 
     def is_consistent(self) -> bool:
         return self._on_disk is None or self._on_disk.is_consistent()

@@ -41,14 +41,15 @@ class DeduplicateOperator:
         self._expiry = Expiry()
         self._dead = 0
         self._compaction: Compaction | None = None
+        self._store: RowStore | None = None
         self._on_disk: RowsOnDisk | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._expiry.open(context)
-        store = context.open_rows()
-        if store is not None:
-            restored = self._open_on_disk(store, restored)
+        self._store = context.open_rows()
+        if self._store is not None and RowsOnDisk.is_needed(self._store, restored):
+            restored = self._open_on_disk(self._store, restored)
         for section in restored:
             refuse_files(section)
             if section.name != SECTION_NAME:
@@ -142,6 +143,7 @@ class DeduplicateOperator:
         return None
 
     def snapshot(self) -> list[Section]:
+        self._log_or_not()
         if self._on_disk is not None:
             self._before_change()
             sections = self._on_disk.snapshot()
@@ -162,11 +164,11 @@ class DeduplicateOperator:
 
     def state_bytes(self) -> int:
         disk_bytes = 0 if self._on_disk is None else self._on_disk.size_bytes()
-        return self._index.size_bytes() + self._expiry.size_bytes() + disk_bytes
+        return self._size_bytes() + disk_bytes
 
     def close(self) -> None:
-        if self._on_disk is not None:
-            self._on_disk.close()
+        if self._store is not None:
+            self._store.close()
 
     # -- keys on disk
 
@@ -195,9 +197,29 @@ class DeduplicateOperator:
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
+        self._on_disk = self._rows_on_disk(store, restored)
+        self._on_disk.restore(restored)
+        live = self._live()
+        if not live.all():
+            self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
+        return [section for section in restored if not RowsOnDisk.is_own(section)]
+
+    def _log_or_not(self) -> None:
+        """From now on keys are stored by what changed, or whole again."""
+        if self._store is None or self._store.log.is_wanted(self._size_bytes()) == (self._on_disk is not None):
+            return
+        if self._on_disk is not None:
+            self._on_disk.give_up()
+            self._on_disk = self._compaction = None
+        elif self._compaction is None:
+            self._on_disk = self._rows_on_disk(self._store, ())
+            self._on_disk.grow_to(self._index.count)
+            self._on_disk.touch(self._expiry.live_slots())
+
+    def _rows_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> RowsOnDisk:
         end_key = end_key_of(self._spec)
         by_delay = "they are forgotten some time after their first row"
-        self._on_disk = RowsOnDisk(
+        return RowsOnDisk(
             store,
             self,
             self._format,
@@ -207,11 +229,6 @@ class DeduplicateOperator:
             stays=by_delay if isinstance(self._spec.forget, ForgetAfterDelay) else None,
             restored=restored,
         )
-        self._on_disk.restore(restored)
-        live = self._live()
-        if not live.all():
-            self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
-        return [section for section in restored if not RowsOnDisk.is_own(section)]
 
     def _leave_some(self, disk: RowsOnDisk, added: int) -> None:
         """A step of it, when there are more keys in memory than there is room for."""
@@ -223,12 +240,15 @@ class DeduplicateOperator:
             self._has_compacted(self._compaction)
             return
         if not disk.is_leaving():
-            size_bytes = self._index.size_bytes() + self._expiry.size_bytes()
+            size_bytes = self._size_bytes()
             if not disk.is_full(size_bytes):
                 return
             disk.begin_leaving(size_bytes, np.zeros(self._index.count, np.bool_))
         if disk.is_leaving() and disk.write_leaving(added):
             self._compaction = Compaction(self._index, self._live(), self._arrays())
+
+    def _size_bytes(self) -> int:
+        return self._index.size_bytes() + self._expiry.size_bytes()
 
     def _in_time(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self._spec.event_time is None or rows.num_rows == 0:

@@ -64,6 +64,9 @@ class Expiry:
     def live(self) -> Flags:
         return self._is_live.used
 
+    def live_slots(self) -> Slots:
+        return np.flatnonzero(self._is_live.used)
+
     @property
     def ends_us(self) -> npt.NDArray[np.int64]:
         return self._ends_us.used

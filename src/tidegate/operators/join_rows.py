@@ -140,6 +140,12 @@ class RowStore:
         self.most_run_bytes = _ANY_BYTES
         self._changes = changes
 
+    def number_rows(self, changes: Changes | None) -> None:
+        """From now on, as none of them is in a log any more; None: there is no log."""
+        self._changes = changes
+        for run in self.runs:
+            run.numbers = None if changes is None else _no_numbers(len(run.hashes), changes)
+
     def add(
         self,
         rows: pa.RecordBatch,
@@ -153,7 +159,10 @@ class RowStore:
             return
         numbers = None
         if self._changes is not None:
-            numbers = RowNumbers(np.zeros(len(hashes), dtype=np.int64) if of_row is None else of_row, self._changes)
+            if of_row is None:
+                numbers = _no_numbers(len(hashes), self._changes)
+            else:
+                numbers = RowNumbers(of_row, self._changes)
         self.runs.append(Run(rows, hashes, ends_us, has_partner, np.ones(len(hashes), dtype=np.bool_), numbers))
         self._merge_like_sizes()
 
@@ -299,6 +308,10 @@ def _numbers_of(runs: Sequence[Run], order: Slots) -> RowNumbers | None:
     if not numbers:
         return None
     return RowNumbers(np.concatenate([each.of_row for each in numbers])[order], numbers[0].changes)
+
+
+def _no_numbers(count: int, changes: Changes) -> RowNumbers:
+    return RowNumbers(np.zeros(count, dtype=np.int64), changes)
 
 
 def _plain(column: pa.Array) -> pa.Array:

@@ -36,9 +36,9 @@ class JoinSide:
         self.arrived = RowFormat(section + _ARRIVED, "a join", _row_schema(spec))
         self.only_if = None if spec.only_if is None else compile_expression(spec.only_if)
 
-    def hold_in_log(self, changes: Changes) -> None:
-        """From now on, while there are no rows yet."""
-        self.store = RowStore(changes)
+    def hold_in_log(self, changes: Changes | None) -> None:
+        """From now on rows get numbers, and it is noted what becomes of those that have one; None: no more."""
+        self.store.number_rows(changes)
 
     def output_fields(self) -> list[pa.Field]:
         return [self.spec.schema.field(at) for at in self.spec.columns]

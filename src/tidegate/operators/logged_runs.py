@@ -31,12 +31,16 @@ class LoggedRuns:
         for side in sides.values():
             side.hold_in_log(self._changes)
 
+    @staticmethod
+    def is_own(section: RestoredSection) -> bool:
+        return section.name == ROW_LOG_SECTION
+
     def restore(self, sections: Sequence[RestoredSection], on_added: Callable[[], None]) -> list[RestoredSection]:
         """Takes in what is in logs, a bounded number of rows before each call of `on_added`; gives what is not."""
         for found in self._log.restored(sections):
             self._sides[found.number_column].add_stored(found.with_flags(), found.numbers)
             on_added()
-        return [section for section in sections if section.name != ROW_LOG_SECTION]
+        return [section for section in sections if not self.is_own(section)]
 
     def snapshot(self, context: TaskContext) -> list[Section]:
         marks = self._changes.take()
@@ -80,8 +84,11 @@ class LoggedRuns:
     def size_bytes(self) -> int:
         return self._changes.size_bytes()
 
-    def close(self) -> None:
-        self._log.close()
+    def give_up(self) -> None:
+        """All rows are in memory, and are stored whole from now on."""
+        for side in self._sides.values():
+            side.hold_in_log(None)
+        self._log.clear()
 
 
 def _formats(sides: Mapping[str, JoinSide]) -> dict[str, RowFormat]:

@@ -107,9 +107,6 @@ class LoggedSessions:
     def is_own(section: RestoredSection) -> bool:
         return section.name == ROW_LOG_SECTION
 
-    def close(self) -> None:
-        self._log.close()
-
 
 def logged_schema(stored: pa.Schema) -> pa.Schema:
     return numbered(stored, NUMBER)

@@ -117,8 +117,8 @@ class NumberedLog:
     def section(self) -> list[Section]:
         return [self._log.section()] if self._log.files else []
 
-    def close(self) -> None:
-        self._log.close()
+    def clear(self) -> None:
+        self._log.files, self._entries = [], []
 
     def _add_file(self, rows: Sequence[Part], begun_at: int) -> None:
         """With the marks, if they are not in an earlier one: all of them are of older files."""

@@ -74,6 +74,7 @@ class RowsFromDisk:
         self, entries: Sequence[RestoredSection], schema: pa.Schema, index: KeyIndex, live: Sequence[Slots]
     ) -> Iterator[pa.RecordBatch]:
         end_key = self.form.end_key
+        assert self.store.entries is not None, "there are some"
         evicted = EvictedRows(
             self.store.entries,
             schema,

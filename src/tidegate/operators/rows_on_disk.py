@@ -19,6 +19,7 @@ from tidegate.operators.logged_rows import LoggedRows, SlottedRows
 from tidegate.operators.row_codec import can_encode
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.state.contract import ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection, Section
+from tidegate.state.heap import refuse_files
 from tidegate.state.row_store import RowStore
 
 # So many rows are written away in a step, if no more were added: a few ms.
@@ -61,7 +62,8 @@ class RowsOnDisk:
         self._written = 0
         self._tried_bytes = 0.0
         entries = [section for section in restored if section.name == ROCKSDB_SECTION]
-        if stays is None and key_count and all(can_encode(field.type) for field in format.schema):
+        can_leave = stays is None and key_count and all(can_encode(field.type) for field in format.schema)
+        if can_leave and store.entries is not None:
             self._evicted = EvictedRows(
                 store.entries,
                 format.schema,
@@ -70,11 +72,18 @@ class RowsOnDisk:
                 ends_of=ends_of,
                 restored=entries,
             )
+        elif can_leave and entries:
+            refuse_files(entries[0])
         elif entries:
             raise IncompatibleCheckpoint(
                 f"The checkpoint holds {format.noun} with rows on disk, and this query keeps them in memory "
                 f"({stays or 'there is no form for them on disk'}): start with the query it was."
             )
+
+    @staticmethod
+    def is_needed(store: RowStore, restored: Sequence[RestoredSection]) -> bool:
+        """From the beginning; otherwise once there is enough in memory that it is wanted."""
+        return store.log.is_wanted(0) or any(RowsOnDisk.is_own(section) for section in restored)
 
     @staticmethod
     def is_own(section: RestoredSection) -> bool:
@@ -222,11 +231,14 @@ class RowsOnDisk:
         """What is owed to the last snapshot, at once instead of by the steps of its sections."""
         self._logged.take_all()
 
+    def give_up(self) -> None:
+        """All rows are in memory, and are stored whole from now on."""
+        # What is owed to a snapshot that is under way is not said to change any more.
+        self._logged.take_all()
+        self._store.log.files = []
+
     def is_consistent(self) -> bool:
         return self._logged.is_consistent()
-
-    def close(self) -> None:
-        self._store.close()
 
     def size_bytes(self) -> int:
         away_bytes = 0 if self._evicted is None else self._evicted.size_bytes()

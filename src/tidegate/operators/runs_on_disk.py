@@ -10,7 +10,8 @@ from typing import Final
 
 from tidegate.operators.join_rows import RowStore, Run
 from tidegate.operators.rows_in_file import Mappings, RowsInFile, begin_file
-from tidegate.state.row_store import RunStore
+from tidegate.state.row_store import RowMemory
+from tidegate.state.scratch_files import ScratchFiles
 from tidegate.state.stepwise_file import StepwiseFile
 
 # A part of the memory is for rows that are copied, by merging runs and for snapshots, and one for pages of files.
@@ -34,10 +35,11 @@ class _Leaving:
 class RunsOnDisk:
     """`sides`: both of a join; they share the memory."""
 
-    def __init__(self, store: RunStore, sides: Sequence[RowStore]) -> None:
-        self._store = store
+    def __init__(self, files: ScratchFiles, memory: RowMemory, sides: Sequence[RowStore]) -> None:
+        self._files = files
+        self._memory = memory
         self._sides = sides
-        self._mappings = Mappings(lambda: store.memory.share_bytes() // _MAPPED_PARTS)
+        self._mappings = Mappings(lambda: memory.share_bytes() // _MAPPED_PARTS)
         self._leaving: _Leaving | None = None
         self._is_emptying = False
         self._bytes_before = 0
@@ -64,7 +66,7 @@ class RunsOnDisk:
         self._leaving = None
         for side in self._sides:
             side.runs = []
-        self._store.files.close()
+        self._files.close()
 
     def _next_leaving(self) -> _Leaving | None:
         """The run that is being written, or one that is to be; once there are too many, half of them leave."""
@@ -73,7 +75,7 @@ class RunsOnDisk:
         if self._leaving is None and self._has_too_many():
             run = self._chosen()
             run.is_apart = True
-            file = begin_file(run.batch(), self._store.files)
+            file = begin_file(run.batch(), self._files)
             self._leaving = _Leaving(run, file, file.steps())
         return self._leaving
 
@@ -114,4 +116,4 @@ class RunsOnDisk:
         return sum(run.rows_bytes for run in runs if not run.is_apart or run is leaving)
 
     def _most_bytes(self) -> int:
-        return self._store.memory.share_bytes() // _MEMORY_PARTS
+        return self._memory.share_bytes() // _MEMORY_PARTS

@@ -25,6 +25,7 @@ from tidegate.plan.key_groups import Hashes, hash_rows
 from tidegate.plan.nodes import OutputMode
 from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
+from tidegate.state.row_log import RowLog
 
 _FEW_SESSIONS = 1 << 12
 
@@ -51,13 +52,14 @@ class SessionAggregateOperator:
         self._compaction: SessionCompaction | None = None
         self._beginnings = 0
         self._has_ended = False
+        self._log: RowLog | None = None
         self._logged: LoggedSessions | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._expiry.open(context)
-        log = context.open_log()
-        if log is not None:
+        self._log = log = context.open_log()
+        if log is not None and (log.is_wanted(0) or any(LoggedSessions.is_own(section) for section in restored)):
             self._logged = LoggedSessions(log, row_format(self._stored_schema), context)
             restored = self._open_logged(self._logged, restored)
         for section in restored:
@@ -134,7 +136,20 @@ class SessionAggregateOperator:
     def next_timer_ms(self) -> int | None:
         return None
 
+    def _log_or_not(self) -> None:
+        """From now on sessions are stored by what changed, or whole again."""
+        if self._log is None or self._log.is_wanted(self._size_bytes()) == (self._logged is not None):
+            return
+        self._compaction = None
+        if self._logged is not None:
+            self._log.files, self._logged = [], None
+        else:
+            self._logged = LoggedSessions(self._log, row_format(self._stored_schema), self._context)
+            self._logged.grow_to(self._sessions.count)
+            self._logged.touch(self._expiry.live_slots())
+
     def snapshot(self) -> list[Section]:
+        self._log_or_not()
         if self._logged is not None:
             # By what is told of slots here, it would not be true any more.
             self._compaction = None
@@ -163,13 +178,14 @@ class SessionAggregateOperator:
         return read
 
     def state_bytes(self) -> int:
-        parts = (self._index, self._sessions, self._calls, self._expiry)
-        log_bytes = 0 if self._logged is None else self._logged.size_bytes()
-        return sum(part.size_bytes() for part in parts) + log_bytes
+        return self._size_bytes() + (0 if self._logged is None else self._logged.size_bytes())
+
+    def _size_bytes(self) -> int:
+        return sum(part.size_bytes() for part in (self._index, self._sessions, self._calls, self._expiry))
 
     def close(self) -> None:
-        if self._logged is not None:
-            self._logged.close()
+        if self._log is not None:
+            self._log.close()
 
     # -- sessions
 

@@ -39,6 +39,7 @@ from tidegate.plan.physical import Giving, StreamJoinSpec
 from tidegate.protocol.watermarks import FIRST_EVENT_TIME_MS, MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection, Section
 from tidegate.state.heap import refuse_files
+from tidegate.state.row_store import RunStore
 
 LEFT_SECTION: Final = "join-left"
 RIGHT_SECTION: Final = "join-right"
@@ -73,22 +74,23 @@ class StreamJoinOperator:
         self._arrivals = HeldArrivals()
         self._held = HeldPairs(spec.schema)
         self._passed_ms = MIN_WATERMARK_MS
+        self._store: RunStore | None = None
         self._logged: LoggedRuns | None = None
         self._on_disk: RunsOnDisk | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._time.open(context)
-        store = context.open_runs()
-        if store is not None:
+        self._store = store = context.open_runs()
+        if store is not None and store.files is not None:
+            self._on_disk = RunsOnDisk(store.files, store.memory, (self._left.store, self._right.store))
+        if store is not None and (store.log.is_wanted(0) or any(LoggedRuns.is_own(section) for section in restored)):
             self._logged = LoggedRuns(store.log, self._sides(), context)
-            self._on_disk = RunsOnDisk(store, (self._left.store, self._right.store))
-            restored = self._logged.restore(restored, self._on_disk.leave_all)
+            restored = self._logged.restore(restored, self._leave_all)
         for section in restored:
             refuse_files(section)
             self._restore(section)
-            if self._on_disk is not None:
-                self._on_disk.leave_all()
+            self._leave_all()
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         self._join(rows, self._left, self._right, emit)
@@ -164,7 +166,21 @@ class StreamJoinOperator:
     def next_timer_ms(self) -> int | None:
         return None
 
+    def _log_or_not(self) -> None:
+        """From now on rows are stored by what changed, or whole again; not while some that were found are held."""
+        if self._store is None or self.holds_rows():
+            return
+        kept_bytes = self._left.store.size_bytes() + self._right.store.size_bytes()
+        if self._store.log.is_wanted(kept_bytes) == (self._logged is not None):
+            return
+        if self._logged is not None:
+            self._logged.give_up()
+            self._logged = None
+        else:
+            self._logged = LoggedRuns(self._store.log, self._sides(), self._context)
+
     def snapshot(self) -> list[Section]:
+        self._log_or_not()
         kept = (self._left, self._right) if self._logged is None else (self._logged,)
         parts = (*kept, self._arrivals, self._held)
         return [section for part in parts for section in part.snapshot(self._context)]
@@ -175,10 +191,10 @@ class StreamJoinOperator:
         return sum(part.size_bytes() for part in parts) + log_bytes
 
     def close(self) -> None:
-        if self._logged is not None:
-            self._logged.close()
         if self._on_disk is not None:
             self._on_disk.close()
+        if self._store is not None:
+            self._store.log.close()
 
     # -- rows in
 
@@ -225,6 +241,10 @@ class StreamJoinOperator:
         kept = arrival.kept()
         kept.own.store.add(kept.rows, kept.hashes, kept.own.ends_us(kept.rows), kept.has_partner)
         self._move_some()
+
+    def _leave_all(self) -> None:
+        if self._on_disk is not None:
+            self._on_disk.leave_all()
 
     def _move_some(self) -> None:
         """Between memory and disk, when nothing that was found in a run is still to be marked there."""

@@ -4,18 +4,23 @@ A snapshot adds what changed since the last one, and refers to the files before.
 them, and nothing of rows. Must never remove a file that a snapshot refers to, nor keep one that nobody does.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import msgspec
 
+from tidegate.model.errors import DidNotHappen
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
 from tidegate.state.sst_files import Folder
 from tidegate.state.stepwise_file import StepwiseFile, fetch, read_description, remove
+
+log = logging.getLogger("tidegate")
 
 _FORMAT = 1
 _SUFFIX = ".rows"
@@ -66,16 +71,38 @@ class _Files:
 
 
 class RowLog:
-    """`files`: the oldest first; the owner of the rows says which are needed."""
+    """`files`: the oldest first; the owner of the rows says which are needed.
 
-    def __init__(self, key_groups: KeyGroupRange, folder: Folder) -> None:
+    `whole_up_to_bytes`: None if the log must have them. Else their owner has all of them in memory, and stores them
+    whole up to that size, and whenever no file can be written.
+    """
+
+    def __init__(self, key_groups: KeyGroupRange, folder: Folder, *, whole_up_to_bytes: float | None = None) -> None:
         self.key_groups = key_groups
+        self._whole_up_to_bytes = whole_up_to_bytes
         self.files: list[LogFile] = []
         # Names of its files are its own: what another log calls so is another file.
         self._token = secrets.token_hex(8)
         self._slot_folder: Folder | None = folder
         self._folder: Folder | None = None
         self._next_number = 1
+
+    def is_wanted(self, size_bytes: int) -> bool:
+        """Whether rows of that size are stored by it; once they are, they are until it fails."""
+        if self._whole_up_to_bytes is None:
+            return True
+        if self._whole_up_to_bytes == inf or (not self.files and size_bytes <= self._whole_up_to_bytes):
+            return False
+        try:
+            self._home()
+            if any(file.has_failed() for file in self.files):
+                raise DidNotHappen("one could not be written.")
+        except (OSError, DidNotHappen) as error:
+            # State in memory must not depend on this machine's disk.
+            log.warning("State is stored whole from now on, because files of what changed cannot be: %s", error)
+            self._whole_up_to_bytes = inf
+            return False
+        return True
 
     def append(self, parts: Sequence[Part], row_count: int) -> LogFile:
         """A file that is still to be written."""

@@ -1,4 +1,4 @@
-"""Where a vectorised operator keeps its rows on disk: in a log for checkpoints, and elsewhere what is not in memory."""
+"""Where a vectorised operator keeps rows on disk: in a log for checkpoints, and elsewhere what is not in memory."""
 
 from dataclasses import dataclass
 
@@ -20,21 +20,22 @@ class RowMemory:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """Of one operator in one subtask. `entries`: rows that are not in memory, by key."""
+    """Of one operator in one subtask. `entries`: rows that are not in memory, by key; None if all are."""
 
     log: RowLog
-    entries: StateBackend
+    entries: StateBackend | None
     memory: RowMemory
 
     def close(self) -> None:
         self.log.close()
-        self.entries.close()
+        if self.entries is not None:
+            self.entries.close()
 
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
-    """Of one operator whose rows never change. `log` holds all of them, `files` those that are not in memory too."""
+    """Of one operator whose rows never change. `files`: for those that are not in memory; None if all are."""
 
     log: RowLog
-    files: ScratchFiles
+    files: ScratchFiles | None
     memory: RowMemory

@@ -85,7 +85,7 @@ def entries_in_files(
     if not stored:
         return
     key_groups = _key_groups(files, task)
-    backends = open_backends("rocksdb" if any(section.name == ROCKSDB_SECTION for section in stored) else "heap")
+    backends = _backends_for(stored)
     try:
         backend = backends.open(key_groups)
         backend.restore([files.with_files(task, section)[0] for section in stored])
@@ -96,6 +96,11 @@ def entries_in_files(
                     yield found, key_group, key, value
     finally:
         backends.close()
+
+
+def _backends_for(stored: Iterable[RestoredSection]) -> StateBackends:
+    """That can read these."""
+    return open_backends("rocksdb" if any(section.name == ROCKSDB_SECTION for section in stored) else "heap")
 
 
 def _key_groups(files: StoredFiles, task: TaskId) -> KeyGroupRange:
@@ -186,7 +191,7 @@ def _rows_on_disk(
             "earlier Tidegate: resume its query, and read a checkpoint that was taken since."
         )
     key_groups = _key_groups(files, task)
-    backends = open_backends("rocksdb")
+    backends = _backends_for(sections)
     try:
         yield from _reader_of(backends, operator, state, key_groups, files.manifest.max_parallelism).read(
             [files.with_files(task, section)[0] for section in sections]
@@ -203,12 +208,9 @@ def _reader_of(
     max_parallelism: int,
 ) -> RowsFromDisk | NumberedFromDisk:
     if state.in_log is not None:
-        log = backends.open_log(key_groups)
-        assert log is not None, "this backend keeps rows on disk"
-        return NumberedFromDisk(log, state.in_log, key_groups, max_parallelism, operator.name)
-    store = backends.open_rows(key_groups)
-    assert store is not None and state.on_disk is not None, "this backend keeps rows on disk, and the state says how"
-    return RowsFromDisk(store, state.on_disk, key_groups, max_parallelism, operator.name)
+        return NumberedFromDisk(backends.open_log(key_groups), state.in_log, key_groups, max_parallelism, operator.name)
+    assert state.on_disk is not None, "rows are by number, or by key"
+    return RowsFromDisk(backends.open_rows(key_groups), state.on_disk, key_groups, max_parallelism, operator.name)
 
 
 # -- timers

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.admission import ActiveBackpressure
@@ -29,10 +30,13 @@ MANIFEST_CONTENT_BYTES = 512 << 10
 STATE_MEMORY_BYTES = 128 << 20
 # Rows of vectorised operators that are in use.
 STATE_ROWS_MEMORY_BYTES = 512 << 20
+# Up to that a vectorised operator's rows in memory are stored whole: copying them at the barrier takes a few ms, and
+# where all of them change all the time a log would only add to the work.
+HEAP_ROWS_WHOLE_UP_TO_BYTES = 64 << 20
 
 
 class HeapSnapshots(Enum):
-    """What a checkpoint stores of user state in memory."""
+    """What a checkpoint stores of state in memory."""
 
     WHOLE = "whole"
     INCREMENTAL = "incremental"  # what changed, as files; small state is stored whole all the same
@@ -68,6 +72,7 @@ class SlotSettings:
     access: StoreAccess = FROM_ENVIRONMENT
     state_rows_memory_bytes: int = STATE_ROWS_MEMORY_BYTES
     heap_snapshots: HeapSnapshots = HeapSnapshots.INCREMENTAL
+    heap_rows_whole_up_to_bytes: int = HEAP_ROWS_WHOLE_UP_TO_BYTES
     changelog_image_interval_ms: float | None = None
 
     def heap_whole_up_to_bytes(self) -> int | None:
@@ -77,6 +82,10 @@ class SlotSettings:
                 return self.inline_below_bytes
             case _:
                 return None  # without files there is nothing that a later checkpoint could refer to
+
+    def rows_whole_up_to_bytes(self) -> float:
+        """The same of a vectorised operator's rows."""
+        return inf if self.heap_whole_up_to_bytes() is None else self.heap_rows_whole_up_to_bytes
 
     def in_manifest_below_bytes(self) -> int:
         """A state file up to that size is no file: captures and states of that size are in it, and little else."""

@@ -313,6 +313,7 @@ def _open_state(settings: SlotSettings, slot: SlotIndex, ahead: StoredAhead, clo
         memory_bytes=settings.state_memory_bytes,
         rows_memory_bytes=settings.state_rows_memory_bytes,
         whole_up_to_bytes=settings.heap_whole_up_to_bytes() if interval_ms is None else None,
+        rows_whole_up_to_bytes=settings.rows_whole_up_to_bytes(),
     )
     if interval_ms is None:
         return backends

@@ -7,6 +7,7 @@ job's backend does not need.
 import os
 import secrets
 import tempfile
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tidegate.state.rocksdb import RocksBackend
 
 _GOLDEN = 0.6180339887
+# Of those that keep all rows in theirs.
+_NO_MEMORY = RowMemory(0)
 NEEDS_ROCKSDICT = (
     "state.backend=rocksdb needs the package rocksdict on the driver and on the executors: "
     "pip install 'tidegate[rocksdb]', or leave state.backend at heap."
@@ -39,16 +42,16 @@ class StateBackends(Protocol):
         """An empty one, for one operator of a task."""
         ...
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
-        """For a vectorised operator; None if it is to keep its rows in memory."""
+    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
+        """For a vectorised operator."""
         ...
 
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
-        """For one that has all its rows in memory; None if it is to snapshot them whole."""
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
+        """For one that has all its rows in memory."""
         ...
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
-        """For one whose rows never change; None if it is to keep them in memory, and to snapshot them whole."""
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
+        """For one whose rows never change."""
         ...
 
     def has_room(self) -> bool:
@@ -75,16 +78,18 @@ def open_backends(
     memory_bytes: int = STATE_MEMORY_BYTES,
     rows_memory_bytes: int = STATE_ROWS_MEMORY_BYTES,
     whole_up_to_bytes: int | None = None,
+    rows_whole_up_to_bytes: float = inf,
 ) -> StateBackends:
     """`memory_bytes`: what backends on disk may have in memory together; `rows_memory_bytes`: for rows in use.
 
     `whole_up_to_bytes`: larger state in memory is snapshotted by what changed; None if none is.
+    `rows_whole_up_to_bytes`: the same of each vectorised operator.
     """
     match name:
-        case "heap" if whole_up_to_bytes is not None:
-            return IncrementalHeapBackends(local_folder(), whole_up_to_bytes=whole_up_to_bytes)
         case "heap":
-            return HeapBackends()
+            return HeapBackends(
+                local_folder(), whole_up_to_bytes=whole_up_to_bytes, rows_whole_up_to_bytes=rows_whole_up_to_bytes
+            )
         case "rocksdb":
             return RocksBackends(local_folder(), memory_bytes=memory_bytes, rows_memory_bytes=rows_memory_bytes)
         case _:
@@ -108,50 +113,46 @@ class _WithoutChangelog:
 
 
 class HeapBackends(_WithoutChangelog):
-    def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
-        return HeapBackend(key_groups, files_in=local_folder())
-
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
-        return None
-
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
-        return None
-
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
-        return None
-
-    def close(self) -> None:
-        return
-
-
-class IncrementalHeapBackends(_WithoutChangelog):
     """With a new folder below `folder` for the files of snapshots, made with the first of them."""
 
-    def __init__(self, folder: Path, *, whole_up_to_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, *, whole_up_to_bytes: int | None = None, rows_whole_up_to_bytes: float = inf
+    ) -> None:
         self._folder: Folder | None = Folder(folder / f"tidegate-state-{secrets.token_hex(8)}")
         self._whole_up_to_bytes = whole_up_to_bytes
-        self._opened: list[IncrementalHeapBackend] = []
+        self._rows_whole_up_to_bytes = rows_whole_up_to_bytes
+        self._opened: list[StateBackend | RowLog] = []
 
     def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
-        assert self._folder is not None, "not closed"
-        backend = IncrementalHeapBackend(key_groups, folder=self._folder, whole_up_to_bytes=self._whole_up_to_bytes)
+        folder, up_to_bytes = self._open_folder(), self._whole_up_to_bytes
+        backend: StateBackend
+        if up_to_bytes is None:
+            backend = HeapBackend(key_groups, files_in=folder.path.parent)
+        else:
+            backend = IncrementalHeapBackend(key_groups, folder=folder, whole_up_to_bytes=up_to_bytes)
         self._opened.append(backend)
         return backend
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
-        return None
+    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
+        return RowStore(self.open_log(key_groups), None, _NO_MEMORY)
 
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
-        return None
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
+        log = RowLog(key_groups, self._open_folder(), whole_up_to_bytes=self._rows_whole_up_to_bytes)
+        self._opened.append(log)
+        return log
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
-        return None
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
+        return RunStore(self.open_log(key_groups), None, _NO_MEMORY)
 
     def close(self) -> None:
-        for backend in self._opened:
-            backend.close()
+        for opened in self._opened:
+            opened.close()
         # Goes with the last snapshot that is being stored.
         self._folder = None
+
+    def _open_folder(self) -> Folder:
+        assert self._folder is not None, "not closed"
+        return self._folder
 
 
 class RocksBackends(_WithoutChangelog):
@@ -177,7 +178,7 @@ class RocksBackends(_WithoutChangelog):
         self._opened.append(backend)
         return backend
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
+    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
         self.rows_memory.operators += 1
         return RowStore(self.open_log(key_groups), self.open(key_groups), self.rows_memory)
 
@@ -187,7 +188,7 @@ class RocksBackends(_WithoutChangelog):
         self._logs.append(log)
         return log
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
         assert self._folder is not None, "not closed"
         files = ScratchFiles(self._folder)
         self._scratch.append(files)
@@ -238,13 +239,13 @@ class ChangelogBackends:
         self._opened_by.setdefault(task, []).append(backend)
         return backend
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore | None:
+    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
         return self._backends.open_rows(key_groups)
 
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog | None:
+    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
         return self._backends.open_log(key_groups)
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore | None:
+    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
         return self._backends.open_runs(key_groups)
 
     def has_room(self) -> bool:
