@@ -47,6 +47,11 @@ def test_an_image_becomes_whole_whatever_becomes_of_the_checkpoints_it_is_stored
     play([seed], StateDice.MIXED)
 
 
+def test_a_file_stays_that_the_next_checkpoint_may_refer_to() -> None:
+    """Its last checkpoint gave way to one that was complete, and that slots had not heard of."""
+    play([36], StateDice.MIXED)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_seed_gives_the_same_run_with_a_changelog(seed: int) -> None:
     first, second = play([seed, seed], StateDice.MIXED)

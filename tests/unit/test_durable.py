@@ -454,6 +454,21 @@ def test_a_shared_file_waits_for_the_checkpoints_under_way_that_may_refer_to_it(
     assert place.store.list("shared") == []
 
 
+def test_a_checkpoint_that_slots_were_not_told_of_takes_no_others_place(place: Place) -> None:
+    """The third is triggered by then, and may refer to what they know of: the first."""
+    job = place.started(keep=KeepNumber(1))
+    place.take(job, manifest(1, shared=[SHARED_1]))
+    place.take(job, manifest(2))
+    job.retire(frozenset({CheckpointId(2)}), told=CheckpointId(1))
+    assert place.logged(CheckpointRetired) == []
+    job.retire(frozenset({CheckpointId(3)}), told=CheckpointId(2))
+    assert place.logged(CheckpointRetired) == [1]
+    assert place.store.list("shared") == [SHARED_1]
+    place.take(job, manifest(3, shared=[SHARED_1]))
+    job.retire(NOTHING_PENDING, told=CheckpointId(3))
+    assert place.store.list("shared") == [SHARED_1]
+
+
 def test_a_new_driver_keeps_the_shared_files_of_the_checkpoints_it_finds(place: Place) -> None:
     place.take(place.started(), manifest(1, shared=[SHARED_1]))
     again = place.open(keep=KeepNumber(2))

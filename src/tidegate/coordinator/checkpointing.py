@@ -321,7 +321,7 @@ class Checkpointing:
         retained: list[CheckpointId] = []
 
         def retire() -> None:
-            self.durable.retire(pending)
+            self.durable.retire(pending, told=checkpoint)
             retained.append(self.durable.oldest_retained())
 
         self.storing.submit(retire, lambda error: self._on_retired(underway, retained, error))

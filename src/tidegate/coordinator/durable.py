@@ -370,10 +370,11 @@ class DurableJob:
 
     # -- what may go
 
-    def retire(self, pending: frozenset[CheckpointId]) -> None:
+    def retire(self, pending: frozenset[CheckpointId], *, told: CheckpointId | None = None) -> None:
         """Remove what retention no longer keeps, and what failed checkpoints left behind.
 
-        `pending`: every checkpoint that was under way when the newest one's completion was told to the slots.
+        `pending`: those that were under way when the completion of `told` was told to the slots. What is complete by
+        now and was not told yet takes no other's place: the next trigger may still refer to what `told` holds.
         """
         entries = self._log.read()
         self._log.check_is_ours()
@@ -387,6 +388,7 @@ class DurableJob:
                 is_savepoint=c.is_savepoint,
             )
             for c in retained
+            if told is None or c.checkpoint <= told
         ]
         claimed = claimed_checkpoint(entries)
         if claimed is not None:
