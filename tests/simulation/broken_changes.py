@@ -40,7 +40,7 @@ def leaves_out_of_the_log_what_an_aborted_checkpoint_has_taken(patch: Patch) -> 
     patch.setattr(ChangelogBackend, "snapshot", snapshot_alone)
 
 
-@variant(found_at=12)
+@variant(found_at=83)
 def leaves_out_of_incremental_snapshots_what_an_aborted_checkpoint_has_taken(patch: Patch) -> None:
     append = EntryFiles.append_and_join
 
@@ -51,7 +51,7 @@ def leaves_out_of_incremental_snapshots_what_an_aborted_checkpoint_has_taken(pat
     patch.setattr(EntryFiles, "append_and_join", append_to_written)
 
 
-@variant(found_at=12)
+@variant(found_at=23)
 def does_not_log_deletes(patch: Patch) -> None:
     patch.setattr(LoggedState, "delete", lambda self, key_group, key: self._state.delete(key_group, key))
 
@@ -136,7 +136,7 @@ def deletes_files_of_changes_that_a_retained_checkpoint_uses(patch: Patch) -> No
     patch.setattr(SharedFiles, "deletable", with_changes)
 
 
-@variant(found_at=9)
+@variant(found_at=10)
 def refers_to_what_was_stored_for_a_checkpoint_that_was_aborted(patch: Patch) -> None:
     def all_files(self: StoredAhead, checkpoint: CheckpointId) -> Any:
         return {name: ahead.stored for name, ahead in self._stored.items()}
@@ -156,7 +156,7 @@ def lets_a_checkpoint_refer_to_what_was_stored_for_another(patch: Patch) -> None
 # -- restores
 
 
-@variant(found_at=1)
+@variant(found_at=9)
 def applies_changes_in_the_wrong_order(patch: Patch) -> None:
     described = entry_files._described
 
@@ -183,7 +183,7 @@ def does_not_apply_changes_behind_the_files_of_rocksdb(patch: Patch) -> None:
     patch.setattr(RocksBackend, "_replay", lambda self, section: None)
 
 
-@variant(found_at=1)
+@variant(found_at=9)
 def applies_the_log_twice_from_its_middle(patch: Patch) -> None:
     """The first half once more behind the whole of it."""
     described = entry_files._described
@@ -218,7 +218,7 @@ def takes_of_an_image_only_files_that_lie_within_its_own_key_groups(patch: Patch
     patch.setattr(rocksdb, "changes_in", within)
 
 
-@variant(found_at=6)
+@variant(found_at=24)
 def goes_on_with_the_log_of_other_key_groups(patch: Patch) -> None:
     """At another parallelism no image is begun: what it restored is in no file of its own."""
 

@@ -54,7 +54,7 @@ def drops_captured_end_marks_and_leaves_a_hole(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_captured", captured)
 
 
-@variant(found_at=2)
+@variant(found_at=8)
 def replays_the_end_marks_of_the_run_before(patch: Patch) -> None:
     original = restoring._Restoring._kept
 
@@ -113,7 +113,7 @@ def gives_captured_rows_of_a_rebalance_to_two_receivers(patch: Patch) -> None:
     patch.setattr(rescale, "_by_old_receiver", to_two)
 
 
-@variant(found_at=2)
+@variant(found_at=3)
 def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
     original = rescale.overlapping
     patch.setattr(restoring, "overlapping", lambda subtask, **counts: original(subtask, **counts)[:1])
@@ -129,7 +129,7 @@ def keeps_only_the_least_event_time(patch: Patch) -> None:
     patch.setattr(restoring._Restoring, "_progress_of_all", progress_of_all)
 
 
-@variant(found_at=84)
+@variant(found_at=97)
 def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None:
     def least_advanced(old: Any, in_flight: Iterable[Any]) -> int:
         left = [0] * old[0].receivers
@@ -233,7 +233,7 @@ def forgets_uncommitted_checkpoints_when_it_starts_again(patch: Patch) -> None:
     patch.setattr(durable, "uncommitted", lambda entries: [])
 
 
-@variant(found_at=262)
+@variant(found_at=462)
 def commits_out_of_the_logs_order_after_a_failed_commit(patch: Patch) -> None:
     patch.setattr(DurableJob, "commit", DurableJob._commit_one)
 
@@ -243,7 +243,7 @@ def lets_a_superseded_driver_write_the_log(patch: Patch) -> None:
     patch.setattr(JobLog, "_stop_if_superseded", lambda self: None)
 
 
-@variant(found_at=3)
+@variant(found_at=5)
 def restores_another_checkpoint_than_the_newest(patch: Patch) -> None:
     original = DurableJob._choose
     patch.setattr(DurableJob, "_choose", lambda self, retained: original(self, retained[:-1] or retained))

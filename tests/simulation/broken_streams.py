@@ -58,7 +58,7 @@ def keeps_what_the_sender_stores_too(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_trim", lambda self, checkpoint, active, channel: [])
 
 
-@variant(found_at=1)
+@variant(found_at=5)
 def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     original = GateBarriers.may_consume
 
@@ -111,7 +111,7 @@ def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patc
     patch.setattr(GateBarriers, "_settle", settle)
 
 
-@variant(found_at=2)
+@variant(found_at=3)
 def drops_the_rest_of_a_half_done_batch(patch: Patch) -> None:
     original = Gate._open_capture
 
@@ -125,7 +125,7 @@ def drops_the_rest_of_a_half_done_batch(patch: Patch) -> None:
     patch.setattr(Gate, "_open_capture", open_capture)
 
 
-@variant(found_at=2)
+@variant(found_at=3)
 def captures_a_half_done_batch_whole(patch: Patch) -> None:
     original = Gate._open_capture
 
