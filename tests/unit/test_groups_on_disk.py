@@ -438,6 +438,23 @@ def test_what_is_owed_to_a_snapshot_is_not_lost_when_others_are_left_behind(
         assert sorted(row["c1"] for row in shown if row["c0"]["start"].second == 5) == list(staying), fires
 
 
+def test_what_is_owed_to_a_snapshot_is_taken_before_others_are_left_behind(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that stay get other numbers when it is complete and none of its steps was done."""
+    monkeypatch.setattr(logged_rows, "_MOST_GONE", 1 << 10)
+    windows = [(0, number) for number in range(60)] + [(5, number) for number in range(40)]
+    subtask = Subtask(SPECS["append"], KeyGroupRange(0, KEY_GROUPS), backends)
+    subtask.process(rows_from(subtask.spec, [(at, (number, None), 1, None, None) for at, number in windows]))
+    (_, taken) = subtask.snapshot()
+    subtask.on_watermark(1_000, fires=0)
+    subtask.settle()
+    assert subtask.operators[1].index.count == 40, "the others are left behind by now"
+    again = Subtask(subtask.spec, subtask.key_groups, backends, ([], restored_from(taken)))
+    again.on_watermark(1 << 40, fires=0)
+    assert len(_rows_of(again.settle()[1])) == 100
+
+
 def test_the_log_stays_in_proportion_to_the_groups(
     backends: RocksBackends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

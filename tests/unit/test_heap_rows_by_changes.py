@@ -18,7 +18,7 @@ from tests.unit.test_stream_join import join
 from tests.unit.timed_rows import batch
 from tidegate.model.errors import DidNotHappen
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
-from tidegate.operators import stream_join
+from tidegate.operators import aggregate, compaction, stream_join
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.nodes import JoinType
@@ -36,18 +36,12 @@ WHOLE_UP_TO_BYTES = 20_000
 Rows = Callable[[Sequence[int]], pa.RecordBatch]
 
 
-def seen(numbers: Sequence[int]) -> pa.RecordBatch:
-    columns = [[f"k{number}" for number in numbers], [0] * len(numbers), list(numbers)]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, seen_keys.SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=seen_keys.SCHEMA)
-
-
 # Each with rows of its own for numbers.
 OPERATORS: dict[str, tuple[OperatorSpec, Rows]] = {
     "groups": (groups.SPECS["update"], lambda numbers: groups.numbered(groups.SPECS["update"], numbers)),
     "windows": (groups.SPECS["append"], lambda numbers: groups.numbered(groups.SPECS["append"], numbers)),
     "lists": (groups.SPECS["lists"], lambda numbers: groups.numbered(groups.SPECS["lists"], numbers)),
-    "keys": (seen_keys.SPECS["for ever"], seen),
+    "keys": (seen_keys.SPECS["for ever"], lambda numbers: seen_keys.rows_at([(f"k{at}", 0) for at in numbers])),
     "sessions": (sessions.APPEND, lambda numbers: sessions.batch_of(sessions.APPEND, sessions.keys(numbers))),
     "join": (join(JoinType.FULL_OUTER), lambda numbers: batch(joins.keys(numbers))),
 }
@@ -197,6 +191,9 @@ def test_a_disk_that_is_full_costs_one_checkpoint(
     assert not in_log(stored)
     assert in_memory(name, stored, tmp_path) == in_memory(name, whole.stored(), tmp_path)
     assert list(tmp_path.rglob("*.rows")) == []
+    if name == "join":
+        runs = running.operator._left.store.runs
+        assert [run.numbers for run in runs] == [None] * len(runs), "nor is noted what nobody will ask for"
 
 
 @pytest.mark.parametrize("name", ["groups", "keys"])
@@ -229,3 +226,34 @@ def test_a_log_of_a_join_is_not_begun_while_rows_wait_to_be_looked_at(
     stored = running.stored()
     assert in_log(stored)
     assert in_memory("join", stored, tmp_path) == in_memory("join", whole.stored(), tmp_path)
+
+
+@pytest.mark.parametrize("fires", range(0, 12, 2))
+def test_a_log_is_begun_and_given_up_while_groups_are_left_behind(
+    fires: int, heap: HeapBackends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that stay get other numbers: those of the log too, if it is there."""
+    monkeypatch.setattr(aggregate, "_FEW_GROUPS", 2)
+    monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 100)
+    monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 4096)
+    spec = groups.SPECS["append"]
+    windows = [(0, number) for number in range(600)] + [(5, number) for number in range(400)]
+    rows = groups.rows_from(spec, [(at, (number, None), 1, None, None) for at, number in windows])
+    for first, then in ((inf, 0), (0, inf)):
+        running, whole = Running("windows", heap), Running("windows", HeapBackends(tmp_path))
+        log = running.operator._store.log
+        log._whole_up_to_bytes = first
+        for each in (running, whole):
+            each.operator.process(rows, lambda rows: None)
+            each.stored()
+            each.operator.on_watermark(1_000)
+            for _ in range(fires):
+                each.operator.fire(1, lambda rows: None)
+        log._whole_up_to_bytes = then
+        for each in (running, whole):
+            each.snapshot()
+            while each.operator.fire(1, lambda rows: None):
+                pass
+            assert each.operator.index.count == 400
+        assert running.operator.is_consistent()
+        assert in_memory("windows", running.stored(), tmp_path) == in_memory("windows", whole.stored(), tmp_path)

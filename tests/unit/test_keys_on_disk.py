@@ -50,6 +50,13 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deduplicate, "_FEW_KEYS", 2)
 
 
+def rows_at(rows: list[tuple[str | None, int]]) -> pa.RecordBatch:
+    """Of a key and a second each."""
+    columns = [[k for k, _ in rows], [at * SECOND_US for _, at in rows], list(range(len(rows)))]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
 class Both:
     """The same operator twice: in memory, and on disk with room for next to nothing."""
 
@@ -70,13 +77,10 @@ class Both:
         return operator
 
     def process(self, rows: list[tuple[str | None, int]]) -> None:
-        columns = [[k for k, _ in rows], [at * SECOND_US for _, at in rows], list(range(len(rows)))]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         passed: list[list[Any]] = []
         for operator in self.operators:
             out: list[pa.RecordBatch] = []
-            operator.process(batch, out.append)
+            operator.process(rows_at(rows), out.append)
             passed.append([row for each in out for row in each.to_pylist()])
         assert passed[1] == passed[0]
 
@@ -149,6 +153,26 @@ def test_a_snapshot_while_keys_are_left_behind_is_not_undone_by_it(monkeypatch: 
             assert files_of(on_disk) == stored, "nothing has changed since"
             del both, on_disk
         assert (counts[0], counts[-1]) == (30, 10), "before, while and after they are left behind"
+
+
+@pytest.mark.parametrize("fires", [0, 1, 4, 8])
+def test_what_is_owed_to_a_snapshot_is_not_lost_when_other_keys_are_left_behind(fires: int) -> None:
+    """Before it is begun or in its midst; none of the steps of the snapshot is done until it is over."""
+    with opened_backends(rows_memory_bytes=1 << 30) as backends:
+        both = Both(SPECS["by key and time"], backends)
+        both.process([(f"key {number}", 1) for number in range(20)] + [(f"key {number}", 9) for number in range(10)])
+        on_disk = both.operators[1]
+        on_disk.on_watermark(5_000)
+        for _ in range(fires):
+            on_disk.fire(1, lambda rows: None)
+        sections = on_disk.snapshot()
+        both.on_watermark(5_000)
+        assert on_disk.index.count == 10, "the others are left behind by now"
+        again = both.opened(restored_from(sections), is_on_disk=True)
+        passed: list[pa.RecordBatch] = []
+        again.process(rows_at([(f"key {number}", 9) for number in range(12)]), passed.append)
+        assert [row["k"] for rows in passed for row in rows.to_pylist()] == ["key 10", "key 11"]
+        del both, on_disk, again, sections
 
 
 def files_of(operator: DeduplicateOperator) -> set[str]:

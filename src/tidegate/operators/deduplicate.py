@@ -210,7 +210,7 @@ class DeduplicateOperator:
             return
         if self._on_disk is not None:
             self._on_disk.give_up()
-            self._on_disk = self._compaction = None
+            self._on_disk = None
         elif self._compaction is None:
             self._on_disk = self._rows_on_disk(self._store, ())
             self._on_disk.grow_to(self._index.count)
