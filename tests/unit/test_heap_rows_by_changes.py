@@ -18,7 +18,7 @@ from tests.unit.test_stream_join import join
 from tests.unit.timed_rows import batch
 from tidegate.model.errors import DidNotHappen
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
-from tidegate.operators import aggregate, compaction, stream_join
+from tidegate.operators import aggregate, compaction, deduplicate, stream_join
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.nodes import JoinType
@@ -42,6 +42,10 @@ OPERATORS: dict[str, tuple[OperatorSpec, Rows]] = {
     "windows": (groups.SPECS["append"], lambda numbers: groups.numbered(groups.SPECS["append"], numbers)),
     "lists": (groups.SPECS["lists"], lambda numbers: groups.numbered(groups.SPECS["lists"], numbers)),
     "keys": (seen_keys.SPECS["for ever"], lambda numbers: seen_keys.rows_at([(f"k{at}", 0) for at in numbers])),
+    "timed keys": (
+        seen_keys.SPECS["by key and time"],
+        lambda numbers: at_seconds("timed keys", [(0, number) for number in numbers]),
+    ),
     "sessions": (sessions.APPEND, lambda numbers: sessions.batch_of(sessions.APPEND, sessions.keys(numbers))),
     "join": (join(JoinType.FULL_OUTER), lambda numbers: batch(joins.keys(numbers))),
 }
@@ -228,32 +232,41 @@ def test_a_log_of_a_join_is_not_begun_while_rows_wait_to_be_looked_at(
     assert in_memory("join", stored, tmp_path) == in_memory("join", whole.stored(), tmp_path)
 
 
-@pytest.mark.parametrize("fires", range(0, 12, 2))
-def test_a_log_is_begun_and_given_up_while_groups_are_left_behind(
-    fires: int, heap: HeapBackends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def at_seconds(name: str, rows: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    """Of seconds and numbers, each a group or a key that ends by event time."""
+    if name == "windows":
+        spec = groups.SPECS["append"]
+        return groups.rows_from(spec, [(at, (number, None), 1, None, None) for at, number in rows])
+    return seen_keys.rows_at([(f"k{number}", at) for at, number in rows])
+
+
+@pytest.mark.parametrize("fires", range(0, 14, 2))
+@pytest.mark.parametrize("name", ["windows", "timed keys"])
+def test_a_log_is_begun_and_given_up_while_others_are_left_behind(
+    name: str, fires: int, heap: HeapBackends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slots that stay get other numbers: those of the log too, if it is there."""
-    monkeypatch.setattr(aggregate, "_FEW_GROUPS", 2)
+    for module, few in ((aggregate, "_FEW_GROUPS"), (deduplicate, "_FEW_KEYS")):
+        monkeypatch.setattr(module, few, 2)
     monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 100)
     monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 4096)
-    spec = groups.SPECS["append"]
-    windows = [(0, number) for number in range(600)] + [(5, number) for number in range(400)]
-    rows = groups.rows_from(spec, [(at, (number, None), 1, None, None) for at, number in windows])
+    rounds = [[(1, number) for number in range(600)] + [(6, number) for number in range(400)]]
+    rounds.append([(10, number) for number in range(300)])
     for first, then in ((inf, 0), (0, inf)):
-        running, whole = Running("windows", heap), Running("windows", HeapBackends(tmp_path))
+        running, whole = Running(name, heap), Running(name, HeapBackends(tmp_path))
         log = running.operator._store.log
         log._whole_up_to_bytes = first
-        for each in (running, whole):
-            each.operator.process(rows, lambda rows: None)
-            each.stored()
-            each.operator.on_watermark(1_000)
-            for _ in range(fires):
-                each.operator.fire(1, lambda rows: None)
-        log._whole_up_to_bytes = then
-        for each in (running, whole):
-            each.snapshot()
-            while each.operator.fire(1, lambda rows: None):
-                pass
-            assert each.operator.index.count == 400
-        assert running.operator.is_consistent()
-        assert in_memory("windows", running.stored(), tmp_path) == in_memory("windows", whole.stored(), tmp_path)
+        for rows, watermark_ms, left in zip(rounds, (5_000, 9_000), (400, 300), strict=True):
+            for each in (running, whole):
+                each.operator.process(at_seconds(name, rows), lambda rows: None)
+                each.stored()
+                each.operator.on_watermark(watermark_ms)
+                for _ in range(fires):
+                    each.operator.fire(1, lambda rows: None)
+            log._whole_up_to_bytes = then
+            for each in (running, whole):
+                each.snapshot()
+                while each.operator.fire(1, lambda rows: None):
+                    pass
+                assert each.operator.index.count == left
+            assert in_memory(name, running.stored(), tmp_path) == in_memory(name, whole.stored(), tmp_path)
