@@ -44,7 +44,7 @@ OPERATORS: dict[str, tuple[OperatorSpec, Rows]] = {
     "keys": (seen_keys.SPECS["for ever"], lambda numbers: seen_keys.rows_at([(f"k{at}", 0) for at in numbers])),
     "timed keys": (
         seen_keys.SPECS["by key and time"],
-        lambda numbers: at_seconds("timed keys", [(0, number) for number in numbers]),
+        lambda numbers: at_seconds("timed keys", [(10, number) for number in numbers]),
     ),
     "sessions": (sessions.APPEND, lambda numbers: sessions.batch_of(sessions.APPEND, sessions.keys(numbers))),
     "join": (join(JoinType.FULL_OUTER), lambda numbers: batch(joins.keys(numbers))),
