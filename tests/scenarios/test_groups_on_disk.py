@@ -23,6 +23,7 @@ from tidegate.plan.nodes import (
     Project,
     Scan,
     Sink,
+    StreamJoin,
     TransformWithState,
 )
 from tidegate.protocol.restart import FixedDelay, RestartStrategy
@@ -48,7 +49,31 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 8)
 
 
-def job(
+def counted(folder: Path) -> TransformWithState:
+    """The n-th row of each key, by user code that may be slow or fail."""
+    k, v = Column(0, "k", INT64), Column(1, "v", INT64)
+    keyed = Project(scanned(folder), (k, k, v), pa.schema([("k", INT64), ("k", INT64), ("v", INT64)]))
+    return TransformWithState(keyed, 1, b"count", pa.schema([("k", INT64), ("n", INT64)]))
+
+
+def scanned(folder: Path) -> Scan:
+    return Scan("parquet", {"path": str(folder / "in")}, pa.schema([("k", INT64), ("v", INT64)]))
+
+
+def job(folder: Path, *, slots: int = 2, **how: Any) -> Coordinator:
+    """Sum and count by group; each shown whenever it changed."""
+    k, n = Column(0, "k", INT64), Column(1, "n", INT64)
+    calls = (
+        AggregateCall(AggregateFunction.COUNT_ROWS, (), INT64, True),
+        AggregateCall(AggregateFunction.SUM, (k,), INT64, True),
+    )
+    schema = pa.schema([("n", INT64), ("rows", INT64), ("total", INT64)])
+    results = tuple(Column(at, field.name, field.type) for at, field in enumerate(schema))
+    return coordinator_of(Aggregate(counted(folder), (n,), calls, results, schema), folder, slots=slots, **how)
+
+
+def coordinator_of(
+    node: Aggregate | StreamJoin,
     folder: Path,
     *,
     slots: int = 2,
@@ -60,27 +85,11 @@ def job(
     state_backend: str = "rocksdb",
     heap_snapshots: HeapSnapshots = HeapSnapshots.INCREMENTAL,
 ) -> Coordinator:
-    """User code that may be slow or fail, then sum and count by group; each shown whenever it changed."""
-    k, v = Column(0, "k", INT64), Column(1, "v", INT64)
-    keyed = Project(
-        Scan("parquet", {"path": str(folder / "in")}, pa.schema([("k", INT64), ("v", INT64)])),
-        (k, k, v),
-        pa.schema([("k", INT64), ("k", INT64), ("v", INT64)]),
-    )
-    counted = TransformWithState(keyed, 1, b"count", pa.schema([("k", INT64), ("n", INT64)]))
-    n = Column(1, "n", INT64)
-    calls = (
-        AggregateCall(AggregateFunction.COUNT_ROWS, (), INT64, True),
-        AggregateCall(AggregateFunction.SUM, (k,), INT64, True),
-    )
-    schema = pa.schema([("n", INT64), ("rows", INT64), ("total", INT64)])
-    results = tuple(Column(at, field.name, field.type) for at, field in enumerate(schema))
-    sink = Sink("parquet", {"path": str(folder / "out")}, schema)
-    plan = lower(Aggregate(counted, (n,), calls, results, schema), sink, parallelism=slots, max_parallelism=128)
+    sink = Sink("parquet", {"path": str(folder / "out")}, node.schema)
     spec = local_job(
         "scenario",
         SlotSettings(
-            plan=plan,
+            plan=lower(node, sink, parallelism=slots, max_parallelism=128),
             checkpoint_location=str(folder / "chk"),
             window_bytes=4096,
             state_backend=state_backend,

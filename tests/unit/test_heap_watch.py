@@ -6,13 +6,18 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from tests.unit import test_groups_on_disk as groups
+from tests.unit import test_keys_on_disk as keys
+from tests.unit import test_sessions_on_disk as sessions
+from tests.unit.test_stream_join import join
 from tidegate.coordinator.heap_watch import HeapWatch
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.views import TaskCheckpointView
 from tidegate.model.ids import EdgeId, SlotIndex, VertexId
 from tidegate.network.address import SlotAddress
 from tidegate.network.messages import SlotIntroduction
-from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, TransformWithStateSpec, Vertex
+from tidegate.plan.nodes import JoinType
+from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, OperatorSpec, TransformWithStateSpec, Vertex
 from tidegate.testing.local_jobs import local_job
 from tidegate.worker.machine_memory import machine_memory_bytes
 from tidegate.worker.settings import SlotSettings
@@ -21,8 +26,8 @@ SCHEMA = pa.schema([("k", pa.int64())])
 GIB = 1 << 30
 
 
-def spec(backend: str = "heap") -> JobSpec:
-    by_user = TransformWithStateSpec(1, b"count", SCHEMA, SCHEMA)
+def spec(backend: str = "heap", *, counting: OperatorSpec | None = None) -> JobSpec:
+    by_user = counting or TransformWithStateSpec(1, b"count", SCHEMA, SCHEMA)
     vertices = (Vertex(VertexId(0), "join", None, (), None), Vertex(VertexId(1), "count", None, (by_user,), None))
     edges = (Edge(EdgeId(0), VertexId(0), VertexId(1), HashPartitioning(1), SCHEMA),)
     plan = JobPlan(vertices, edges, parallelism=3, max_parallelism=8)
@@ -30,9 +35,9 @@ def spec(backend: str = "heap") -> JobSpec:
     return local_job("totals", settings, interval_ms=1.0, switch_after_ms=None)
 
 
-def watch(backend: str = "heap") -> HeapWatch:
+def watch(backend: str = "heap", *, counting: OperatorSpec | None = None) -> HeapWatch:
     """Slots 0 and 1 share a machine of 4 GiB, slot 2 has one of 2 GiB for itself: 2 GiB for each."""
-    watching = HeapWatch(spec(backend))
+    watching = HeapWatch(spec(backend, counting=counting))
     for slot, host, memory_bytes in [(0, "a", 4 * GIB), (1, "a", 4 * GIB), (2, "b", 2 * GIB)]:
         address = SlotAddress(host_id=host, tcp_host="", tcp_port=0, unix_name=None)
         introduction = SlotIntroduction("job", 1, SlotIndex(slot), 1, address, {}, memory_bytes)
@@ -65,6 +70,37 @@ def test_what_rocksdb_cannot_hold_needs_memory() -> None:
     for backend in ("heap", "rocksdb"):
         watching = watch(backend)
         watching.on_completed(state({"v0.0": 1.0, "v1.0": 0.1}))
+        assert "give the executors more memory" in watching.warnings[0]
+
+
+MOVABLE: dict[str, OperatorSpec] = {
+    "groups": groups.SPECS["append"],
+    "keys": keys.SPECS["for ever"],
+    "join": join(JoinType.INNER),
+}
+STAYING: dict[str, OperatorSpec] = {
+    "complete groups": groups.SPECS["complete"],
+    "groups with lists": groups.SPECS["lists"],
+    "keys that are forgotten after a while": keys.SPECS["for ten seconds"],
+    "sessions": sessions.APPEND,
+}
+
+
+@pytest.mark.parametrize("name", MOVABLE)
+def test_rows_that_rocksdb_can_hold_are_to_be_moved_there_and_count_no_more_then(name: str) -> None:
+    watching = watch(counting=MOVABLE[name])
+    watching.on_completed(state({"v1.0": 1.0}))
+    assert "set .option('state.backend', 'rocksdb')" in watching.warnings[0]
+    watching = watch("rocksdb", counting=MOVABLE[name])
+    watching.on_completed(state({"v1.0": 1.0}))
+    assert watching.warnings == ()
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_rows_that_stay_in_memory_need_it(name: str) -> None:
+    for backend in ("heap", "rocksdb"):
+        watching = watch(backend, counting=STAYING[name])
+        watching.on_completed(state({"v1.0": 1.0}))
         assert "give the executors more memory" in watching.warnings[0]
 
 

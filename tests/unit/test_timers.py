@@ -163,7 +163,7 @@ def test_moving_a_timer_again_and_again_does_not_fill_memory() -> None:
     for at_ms in range(1, 10 * STALE_ENTRIES_KEPT):
         timers.delete(3, b"k", at_ms - 1)
         timers.register(3, b"k", at_ms)
-    assert len(timers._ahead) <= STALE_ENTRIES_KEPT + 3
+    assert len(timers._heaps) <= STALE_ENTRIES_KEPT + 3
     assert popped(timers, MAX_WATERMARK_MS) == [Timer(10 * STALE_ENTRIES_KEPT - 1, 3, b"k")]
 
 

@@ -13,7 +13,7 @@ from tidegate.coordinator.views import TaskCheckpointView
 from tidegate.model.ids import SlotIndex
 from tidegate.model.units import format_bytes
 from tidegate.network.messages import SlotIntroduction
-from tidegate.plan.physical import ConnectSpec, TransformWithStateSpec
+from tidegate.operators.described import can_leave_memory
 
 log = logging.getLogger("tidegate")
 
@@ -27,11 +27,7 @@ class HeapWatch:
     def __init__(self, spec: JobSpec) -> None:
         self._query = spec.name
         plan = spec.slot_settings.plan
-        can_move = {
-            f"v{vertex.id}"
-            for vertex in plan.vertices
-            if any(isinstance(each, TransformWithStateSpec | ConnectSpec) for each in vertex.operators)
-        }
+        can_move = {f"v{vertex.id}" for vertex in plan.vertices if any(map(can_leave_memory, vertex.operators))}
         is_on_heap = spec.slot_settings.state_backend == "heap"
         # What RocksDB holds is not in memory; what it cannot hold is, whatever the backend.
         self._movable = can_move if is_on_heap else set()

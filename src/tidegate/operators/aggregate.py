@@ -220,7 +220,7 @@ class AggregateOperator:
             key_count=self._spec.key_count,
             context=self._context,
             ends_of=None if end_key is None else lambda keys: end_of(keys[end_key]),
-            stays="in complete mode" if self._spec.mode is OutputMode.COMPLETE else None,
+            stays=stays_because(self._spec),
             restored=restored,
         )
 
@@ -417,6 +417,11 @@ def stored_schema(spec: AggregateSpec) -> pa.Schema:
 def end_key_of(spec: AggregateSpec) -> int | None:
     """Which of the keys says when a group ends. In complete mode every group stays, and no row is late."""
     return None if spec.event_time is None or spec.mode is OutputMode.COMPLETE else spec.event_time.position
+
+
+def stays_because(spec: AggregateSpec) -> str | None:
+    """Why all groups are kept in memory, if they are."""
+    return "in complete mode" if spec.mode is OutputMode.COMPLETE else None
 
 
 def _key_fields(spec: AggregateSpec) -> list[pa.Field]:

@@ -218,7 +218,6 @@ class DeduplicateOperator:
 
     def _rows_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> RowsOnDisk:
         end_key = end_key_of(self._spec)
-        by_delay = "they are forgotten some time after their first row"
         return RowsOnDisk(
             store,
             self,
@@ -226,7 +225,7 @@ class DeduplicateOperator:
             key_count=self._spec.key_count,
             context=self._context,
             ends_of=None if end_key is None else lambda keys: end_of(keys[end_key]),
-            stays=by_delay if isinstance(self._spec.forget, ForgetAfterDelay) else None,
+            stays=stays_because(self._spec),
             restored=restored,
         )
 
@@ -284,6 +283,11 @@ def stored_schema(spec: DeduplicateSpec) -> pa.Schema:
 def end_key_of(spec: DeduplicateSpec) -> int | None:
     """Which of the keys is the time at which it is forgotten."""
     return spec.forget.key if isinstance(spec.forget, ForgetByKey) else None
+
+
+def stays_because(spec: DeduplicateSpec) -> str | None:
+    """Why all keys are kept in memory, if they are."""
+    return "they are forgotten some time after their first row" if isinstance(spec.forget, ForgetAfterDelay) else None
 
 
 def _key_types(spec: DeduplicateSpec) -> list[pa.DataType]:

@@ -8,6 +8,7 @@ from tidegate.operators import (
     aggregate,
     deduplicate,
     logged_sessions,
+    rows_on_disk,
     session_aggregate,
     stored_groups,
     stream_join,
@@ -118,6 +119,20 @@ def _operator(spec: OperatorSpec, vertex: int, position: int) -> StoredOperator 
         has_timers=isinstance(spec, TransformWithStateSpec | ConnectSpec) and spec.time_mode is not TimeMode.NONE,
         has_zoned_keys=_has_zoned_keys(spec),
     )
+
+
+def can_leave_memory(spec: OperatorSpec) -> bool:
+    """Whether it has state that RocksDB keeps on disk."""
+    match spec:
+        case TransformWithStateSpec() | ConnectSpec() | StreamJoinSpec():
+            return True
+        case AggregateSpec() if not _is_of_sessions(spec):
+            stored, stays = aggregate.stored_schema(spec), aggregate.stays_because(spec)
+        case DeduplicateSpec():
+            stored, stays = deduplicate.stored_schema(spec), deduplicate.stays_because(spec)
+        case _:
+            return False
+    return rows_on_disk.can_leave_memory(stored, key_count=spec.key_count, stays=stays)
 
 
 def _has_zoned_keys(spec: OperatorSpec) -> bool:

@@ -37,6 +37,10 @@ _GROWTH: Final = 1.25
 _TABLE_BYTES: Final = 24
 
 
+def can_leave_memory(schema: pa.Schema, *, key_count: int, stays: str | None) -> bool:
+    return stays is None and key_count > 0 and all(can_encode(field.type) for field in schema)
+
+
 class RowsOnDisk:
     """`ends_of`: of keys, when they end, if they do. `stays`: why all rows are kept in memory, if they are."""
 
@@ -62,7 +66,7 @@ class RowsOnDisk:
         self._written = 0
         self._tried_bytes = 0.0
         entries = [section for section in restored if section.name == ROCKSDB_SECTION]
-        can_leave = stays is None and key_count and all(can_encode(field.type) for field in format.schema)
+        can_leave = can_leave_memory(format.schema, key_count=key_count, stays=stays)
         if can_leave and store.entries is not None:
             self._evicted = EvictedRows(
                 store.entries,

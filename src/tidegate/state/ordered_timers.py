@@ -5,7 +5,6 @@ in a second state beside them, made for a key group when that is first asked the
 it. Must never hold a timer that keyed state does not, nor more of them than it says.
 """
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
@@ -21,9 +20,9 @@ from tidegate.state.timer_entries import (
     decode_timer,
     encode_time,
     encode_timer,
-    first_due_of,
     no_floor,
 )
+from tidegate.state.timer_heaps import TimerHeaps
 
 # In memory at a time, over all key groups. Reading the next ones of a key group costs a seek: a few hundred make up for
 # it, and more would take longer than a slice. A key group has a few, however many key groups there are.
@@ -65,10 +64,8 @@ class OrderedTimers:
             key_group: _FirstTimers(state, key_group, most=most, floor_ms=floor_ms_of(key_group)) for key_group in own
         }
         self._written: set[tuple[int, bytes]] = set()
-        # The head of every key group that has one is in one of the two; an entry that is no head any more is passed
-        # over. That a head is not due says that nothing of its key group is.
-        self._below_floor: list[Timer] = []
-        self._ahead: list[Timer] = []
+        # Of every key group that has one the head: that it is not due says that nothing of its key group is.
+        self._heads = TimerHeaps(lambda timer: self._firsts[timer.key_group].head is timer)
         self._rebuild()
 
     @property
@@ -109,36 +106,28 @@ class OrderedTimers:
         return self.first_due(due_ms) is not None
 
     def next_ms(self) -> int | None:
-        first = min(filter(None, (self._first(self._below_floor), self._first(self._ahead))), default=None)
-        return None if first is None else first.at_ms
+        return self._heads.next_ms()
 
     def first_due(self, due_ms: int) -> Timer | None:
-        return first_due_of(self._first(self._below_floor), self._first(self._ahead), due_ms)
+        return self._heads.first_due(due_ms)
 
     def _remember_written(self, key_group: int, entry: bytes) -> None:
         if len(self._written) >= MOST_WRITTEN_KNOWN:
             self._written.clear()
         self._written.add((key_group, entry))
 
-    def _first(self, heap: list[Timer]) -> Timer | None:
-        while heap:
-            if self._firsts[heap[0].key_group].head is heap[0]:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
-
     def _follow_head(self, firsts: "_FirstTimers") -> None:
         if firsts.has_new_head():
             self._push(firsts)
-            if len(self._below_floor) + len(self._ahead) > 2 * len(self._firsts) + STALE_HEADS_KEPT:
+            if len(self._heads) > 2 * len(self._firsts) + STALE_HEADS_KEPT:
                 self._rebuild()
 
     def _push(self, firsts: "_FirstTimers") -> None:
         if firsts.head is not None:
-            heapq.heappush(self._below_floor if firsts.head.at_ms <= firsts.floor_ms else self._ahead, firsts.head)
+            self._heads.push(firsts.head, floor_ms=firsts.floor_ms)
 
     def _rebuild(self) -> None:
-        self._below_floor, self._ahead = [], []
+        self._heads.clear()
         for firsts in self._firsts.values():
             self._push(firsts)
 

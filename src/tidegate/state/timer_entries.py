@@ -26,13 +26,6 @@ def no_floor(key_group: int) -> int:
     return MIN_WATERMARK_MS
 
 
-def first_due_of(below_floor: Timer | None, ahead: Timer | None, due_ms: int) -> Timer | None:
-    """Of the first timer below its key group's floor, which is due whatever the time, and the first of the others."""
-    if ahead is None or ahead.at_ms > due_ms:
-        return below_floor
-    return ahead if below_floor is None else min(below_floor, ahead)
-
-
 def encode_time(at_ms: int) -> bytes:
     return _TIME.pack(at_ms + _SIGN)
 

@@ -4,14 +4,14 @@ Due timers come in the order of their time, then key group, then key, whatever t
 restored run fires them as the first one would have. Must never hold a timer that keyed state does not.
 """
 
-import heapq
 from collections.abc import Callable
 from typing import Protocol
 
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import KeyedState, OrderedState, StateBackend
 from tidegate.state.ordered_timers import OrderedTimers, by_key_name
-from tidegate.state.timer_entries import NO_VALUE, Timer, decode_timer, encode_timer, first_due_of, no_floor
+from tidegate.state.timer_entries import NO_VALUE, Timer, decode_timer, encode_timer, no_floor
+from tidegate.state.timer_heaps import TimerHeaps
 
 # Deleted timers stay in the heaps until they come to the top; beyond this many and half of all, heaps are made anew.
 STALE_ENTRIES_KEPT = 1024
@@ -80,9 +80,7 @@ class HeapTimers:
         self._floor_ms_of = floor_ms_of
         self._times: dict[tuple[int, bytes], set[int]] = {}
         self._count = 0
-        # Every timer has an entry in one of the two; an entry whose timer is gone is passed over.
-        self._below_floor: list[Timer] = []
-        self._ahead: list[Timer] = []
+        self._heaps = TimerHeaps(lambda timer: timer.at_ms in self._times.get((timer.key_group, timer.key), ()))
 
     def load(self, key_groups: KeyGroupRange) -> None:
         """Takes over what keyed state holds, after a restore."""
@@ -104,7 +102,7 @@ class HeapTimers:
     def delete(self, key_group: int, key: bytes, at_ms: int) -> None:
         if at_ms in self._times.get((key_group, key), ()):
             self._remove(Timer(at_ms, key_group, key))
-            if len(self._below_floor) + len(self._ahead) > 2 * self._count + STALE_ENTRIES_KEPT:
+            if len(self._heaps) > 2 * self._count + STALE_ENTRIES_KEPT:
                 self._rebuild()
 
     def of(self, key_group: int, key: bytes) -> list[int]:
@@ -120,23 +118,13 @@ class HeapTimers:
         return self.first_due(due_ms) is not None
 
     def next_ms(self) -> int | None:
-        first = min(filter(None, (self._first(self._below_floor), self._first(self._ahead))), default=None)
-        return None if first is None else first.at_ms
+        return self._heaps.next_ms()
 
     def first_due(self, due_ms: int) -> Timer | None:
-        return first_due_of(self._first(self._below_floor), self._first(self._ahead), due_ms)
-
-    def _first(self, heap: list[Timer]) -> Timer | None:
-        while heap:
-            first = heap[0]
-            if first.at_ms in self._times.get((first.key_group, first.key), ()):
-                return first
-            heapq.heappop(heap)
-        return None
+        return self._heaps.first_due(due_ms)
 
     def _push(self, timer: Timer) -> None:
-        is_below = timer.at_ms <= self._floor_ms_of(timer.key_group)
-        heapq.heappush(self._below_floor if is_below else self._ahead, timer)
+        self._heaps.push(timer, floor_ms=self._floor_ms_of(timer.key_group))
 
     def _remove(self, timer: Timer) -> None:
         owner = (timer.key_group, timer.key)
@@ -148,7 +136,8 @@ class HeapTimers:
         self._state.delete(timer.key_group, encode_timer(timer.at_ms, timer.key))
 
     def _rebuild(self) -> None:
-        self._below_floor, self._ahead, self._count = [], [], 0
+        self._heaps.clear()
+        self._count = 0
         for (key_group, key), times in self._times.items():
             self._count += len(times)
             for at_ms in times:
