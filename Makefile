@@ -41,7 +41,7 @@ check: lint ## Format, lint, types, layers, quick tests
 	@$(BIN)/python -m pytest -q -m "not slow" $(QUICK_TESTS)
 
 test: lint ## Everything
-	@$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+	@$(BIN)/python -m pytest -q --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder tests
 
 lint: setup
 	@$(BIN)/ruff format --quiet --check . || { echo "Some files are not formatted: run  make format"; exit 1; }

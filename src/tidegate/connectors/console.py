@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
@@ -106,7 +107,7 @@ class ConsoleCommitter:
             return
         if permit.checkpoint > self._newest_checkpoint:
             self._newest_checkpoint, self._printed = permit.checkpoint, set()
-        decoded = [msgspec.msgpack.decode(data, type=_Committable) for data in committables]
+        decoded = [from_msgpack(data, _Committable) for data in committables]
         new = [committable for committable in decoded if committable.id not in self._printed]
         self._printed |= {committable.id for committable in new}
         if new:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.sink_encodings import Encoding, sync_file
+from tidegate.model.decoding import from_json, from_msgpack
 from tidegate.model.errors import Damaged, ProtocolViolation, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.protocol.commit import CommitPermit
@@ -138,7 +139,7 @@ class FileCommitter:
     def _merges_of(self, names: Collection[str]) -> list[Move]:
         """The merged files, published or noted to be, that have rows of these."""
         notes = [*self._notes_folder.glob(f"*{_NOTE}"), *self._notes_folder.glob(f"*{_DONE}")]
-        moves = [move for path in notes for move in msgspec.json.decode(path.read_bytes(), type=MergeNote).moves]
+        moves = [move for path in notes for move in from_json(path.read_bytes(), MergeNote).moves]
         return [move for move in moves if any(name in names for name in move.taken)]
 
     def _is_visible(self, target: str) -> bool:
@@ -261,7 +262,7 @@ class FileCommitter:
     def _finish_merges(self) -> None:
         """Does what every note says, wherever it was interrupted, and removes what no note speaks of."""
         for path in sorted(self._notes_folder.glob(f"*{_NOTE}")):
-            note = msgspec.json.decode(path.read_bytes(), type=MergeNote)
+            note = from_json(path.read_bytes(), MergeNote)
             self._carry_out(note)
             os.replace(path, path.with_suffix(_DONE))
             sync_folder(self._notes_folder)
@@ -288,7 +289,7 @@ class FileCommitter:
     def _was_taken(self, file: FileCommittable) -> bool:
         notes = sorted(self._notes_folder.glob(f"*{_DONE}"))
         for path in notes:
-            if file.final in msgspec.json.decode(path.read_bytes(), type=MergeNote).taken:
+            if file.final in from_json(path.read_bytes(), MergeNote).taken:
                 return True
         return len(notes) >= _REMEMBERED_MERGES and file.checkpoint < int(notes[0].name[:8])
 
@@ -334,7 +335,7 @@ def _remove_empty_below(folder: Path) -> None:
 
 
 def _decode(committables: Sequence[bytes]) -> list[FileCommittable]:
-    return [msgspec.msgpack.decode(data, type=FileCommittable) for data in committables]
+    return [from_msgpack(data, FileCommittable) for data in committables]
 
 
 def _generation_of(hidden_name: str) -> int:

@@ -18,6 +18,7 @@ from tidegate.connectors.options import Options
 from tidegate.connectors.partition_values import partition_array
 from tidegate.connectors.text_lines import MissingFile
 from tidegate.model.clock import Clock, SystemClock
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms
 
@@ -279,7 +280,7 @@ class FileReader:
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         for split in splits:
-            assigned = msgspec.msgpack.decode(split, type=AssignedFile)
+            assigned = from_msgpack(split, AssignedFile)
             self._forget_before_ms = max(self._forget_before_ms, assigned.forget_before_ms)
             self._add(FileProgress(FileSplit(assigned.path, assigned.modified_ns, assigned.size_bytes), 0))
         self._forget()
@@ -383,7 +384,7 @@ def encode_state(files: Iterable[FileProgress], forget_before_ms: int) -> bytes:
 
 def decode_state(state: bytes) -> ReaderState:
     """Also what the first version wrote: the bare list of files."""
-    decoded = msgspec.msgpack.decode(state, type=ReaderState | list[FileProgress])
+    decoded = from_msgpack(state, ReaderState | list[FileProgress])
     return decoded if isinstance(decoded, ReaderState) else ReaderState(decoded)
 
 

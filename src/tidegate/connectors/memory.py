@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options, nearest
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
@@ -129,7 +130,7 @@ class MemoryCommitter:
         self._sink = sink
 
     def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
-        decoded = [msgspec.msgpack.decode(data, type=_Committable) for data in committables]
+        decoded = [from_msgpack(data, _Committable) for data in committables]
         with _lock:
             table = _tables.setdefault(self._sink.name, self._sink.empty_table())
             for committable in decoded:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
@@ -100,7 +101,7 @@ class MessagesCommitter:
         self._newest: CheckpointId | None = None
 
     def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
-        decoded = [msgspec.msgpack.decode(data, type=_Committable) for data in committables]
+        decoded = [from_msgpack(data, _Committable) for data in committables]
         if decoded:
             ordered = sorted(decoded, key=lambda committable: committable.id)
             self._taker().commit([committable.message for committable in ordered], permit.checkpoint)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
 from tidegate.protocol.commit import CommitPermit
@@ -67,7 +68,7 @@ class NoopCommitter:
         if permit.checkpoint > self._newest_checkpoint:
             self._newest_checkpoint, self._newest_epochs = permit.checkpoint, set()
         for data in committables:
-            committable = msgspec.msgpack.decode(data, type=_Committable)
+            committable = from_msgpack(data, _Committable)
             if committable.epoch not in self._newest_epochs:
                 self._newest_epochs.add(committable.epoch)
                 self.rows += committable.rows

@@ -24,6 +24,7 @@ from tidegate.connectors.contract import (
     Rows,
 )
 from tidegate.connectors.pump import Pump, Pumped, PumpEmpty, PumpEnded
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Scan
@@ -192,7 +193,7 @@ class RangeEnumerator:
 
     def on_committed(self, committed: CommittedPositions) -> None:
         """Tells the user's reader how far everything is read and committed."""
-        positions = [msgspec.msgpack.decode(data, type=ReaderPosition) for data in committed.positions]
+        positions = [from_msgpack(data, ReaderPosition) for data in committed.positions]
         newest: OffsetRange | None = None
         for number in sorted(self._open):
             finished = {index for position in positions for index in position.finished.get(number, ())}
@@ -275,7 +276,7 @@ class RangeReader:
         self._is_told_all = False
 
     def restore(self, state: bytes) -> None:
-        restored = msgspec.msgpack.decode(state, type=ReaderState)
+        restored = from_msgpack(state, ReaderState)
         self._floor = restored.floor
         for progress in restored.ranges:
             self._add(progress)
@@ -283,7 +284,7 @@ class RangeReader:
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         for data in splits:
-            split = msgspec.msgpack.decode(data, type=RangeSplit)
+            split = from_msgpack(data, RangeSplit)
             self._add(RangeProgress(split.range, dict.fromkeys(split.own, 0)))
             self._forget_below(split.floor)
 
@@ -379,7 +380,7 @@ class RangeReader:
 
 def _merged(states: Iterable[bytes]) -> ReaderState:
     """All that the readers have, oldest range first, without what every one of them may forget."""
-    decoded = [msgspec.msgpack.decode(state, type=ReaderState) for state in states]
+    decoded = [from_msgpack(state, ReaderState) for state in states]
     floor = max((state.floor for state in decoded), default=0)
     ranges: dict[int, OffsetRange] = {}
     next_rows: dict[int, dict[int, int | None]] = {}

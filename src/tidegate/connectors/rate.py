@@ -17,6 +17,7 @@ from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Po
 from tidegate.connectors.options import Options
 from tidegate.connectors.rate_strands import Strand, after, count_below, deal, lowest_values, strand_below
 from tidegate.model.clock import Clock, SystemClock
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import IncompatibleCheckpoint, OptionError
 from tidegate.plan.nodes import Scan
 
@@ -138,7 +139,7 @@ class RateReader:
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         for split in splits:
-            self._split = msgspec.msgpack.decode(split, type=_Split)
+            self._split = from_msgpack(split, _Split)
             self._start_ms = self._split.start_ms
 
     def no_more_splits(self) -> None:
@@ -201,7 +202,7 @@ class RateReader:
 
 
 def _decode_state(state: bytes) -> _State:
-    return msgspec.msgpack.decode(state, type=_State)
+    return from_msgpack(state, _State)
 
 
 def _start_of(states: Sequence[_State]) -> int | None:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
 from tidegate.connectors.staged_table import ResultTable, TaskFile
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
@@ -277,7 +278,7 @@ def _of_task(file: StagedFile) -> TaskFile:
 
 
 def _decode(committables: Sequence[bytes]) -> list[StagedFile]:
-    return [msgspec.msgpack.decode(data, type=StagedFile) for data in committables]
+    return [from_msgpack(data, StagedFile) for data in committables]
 
 
 def _generation_of(name: str) -> int:

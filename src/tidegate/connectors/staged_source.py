@@ -22,6 +22,7 @@ import pyarrow as pa
 from tidegate.connectors.options import Options
 from tidegate.connectors.parquet_file import ParquetRows
 from tidegate.connectors.range_source import RangeSource
+from tidegate.model.decoding import from_json, from_msgpack
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.plan.nodes import Scan
 from tidegate.storage.store import sync_folder
@@ -127,7 +128,7 @@ class StagingFolder:
 
     def batch(self, batch: int) -> StagedBatch:
         try:
-            return msgspec.json.decode(self._marker(batch).read_bytes(), type=StagedBatch)
+            return from_json(self._marker(batch).read_bytes(), StagedBatch)
         except FileNotFoundError:
             raise Damaged(f"The staged batch {self._marker(batch)} is gone: restore it from a backup.") from None
 
@@ -221,7 +222,7 @@ class StagedStream:
         return [msgspec.msgpack.encode(part) for part in self._folder.batch(self._batch_of(end)).parts]
 
     def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
-        part = msgspec.msgpack.decode(partition, type=StagedPart)
+        part = from_msgpack(partition, StagedPart)
         path = str(self._folder.path / part.path)
         rows = ParquetRows(path, self._file_schema, size_bytes=part.size_bytes, first_row=0)
         try:

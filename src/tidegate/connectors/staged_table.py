@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import CheckpointId
 from tidegate.storage.store import sync_folder
@@ -55,7 +56,7 @@ class ResultTable:
     def _read(self) -> _Table:
         path = self._folder / _NAME
         try:
-            return msgspec.json.decode(path.read_bytes(), type=_Table)
+            return from_json(path.read_bytes(), _Table)
         except FileNotFoundError:
             return _Table(CheckpointId(0), [])
         except msgspec.DecodeError as error:

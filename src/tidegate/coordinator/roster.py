@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from tidegate.model.clock import Clock
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener, SlotAddress
 from tidegate.network.connection import ConnectionLost, ControlConnection
@@ -119,7 +120,7 @@ class Roster:
         joined: list[RosterEvent] = []
         for peer in accepted:
             try:
-                introduction = msgspec.msgpack.decode(peer.peer_introduction, type=SlotIntroduction)
+                introduction = from_msgpack(peer.peer_introduction, SlotIntroduction)
             except msgspec.DecodeError:
                 peer.sock.close()
                 continue

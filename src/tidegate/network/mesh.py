@@ -16,6 +16,7 @@ from typing import assert_never
 import msgspec
 
 from tidegate.model.clock import Clock, SystemClock
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import Generation, SlotIndex
 from tidegate.network.address import Listener, Route, SlotAddress, begin_connect, routes
@@ -185,7 +186,7 @@ class Mesh:
 
     def _welcome(self, accepted: Accepted) -> None:
         try:
-            dialer = msgspec.msgpack.decode(accepted.peer_introduction, type=DialIntroduction)
+            dialer = from_msgpack(accepted.peer_introduction, DialIntroduction)
         except msgspec.DecodeError:
             accepted.sock.close()
             return
@@ -250,7 +251,7 @@ class Mesh:
 
     def _on_answer(self, dial: _Dial, accepted: Accepted) -> None:
         try:
-            listener = msgspec.msgpack.decode(accepted.peer_introduction, type=ListenIntroduction)
+            listener = from_msgpack(accepted.peer_introduction, ListenIntroduction)
         except msgspec.DecodeError:
             self._try_next_way(dial, "something of this job that is no slot answered")
             return

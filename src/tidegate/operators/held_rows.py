@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
+from tidegate.model.decoding import from_msgpack
 from tidegate.operators.contract import Emit, Stateless, TaskContext, WithoutDeadlines
 from tidegate.plan.physical import Giving
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
@@ -105,6 +106,6 @@ def encode_batch(rows: pa.RecordBatch) -> bytes:
 def decoded_batches(sections: Sequence[RestoredSection]) -> Iterator[pa.RecordBatch]:
     """Out of sections that `encode_batches` made."""
     for section in sections:
-        for item in msgspec.msgpack.decode(section.data, type=list[bytes]):
+        for item in from_msgpack(section.data, list[bytes]):
             with pa.ipc.open_stream(item) as reader:
                 yield from reader

@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
+from tidegate.model.decoding import from_msgpack
 from tidegate.operators.contract import Emit, Stateless, TaskContext
 from tidegate.operators.held_rows import GivesInOrder, encode_batch
 from tidegate.plan.kernels import compile_expand, compile_generate
@@ -43,8 +44,8 @@ class ExplodeOperator(GivesInOrder[_Held]):
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         for section in restored:
-            for item in msgspec.msgpack.decode(section.data, type=list[bytes]):
-                rest = msgspec.msgpack.decode(item, type=_StoredRest)
+            for item in from_msgpack(section.data, list[bytes]):
+                rest = from_msgpack(item, _StoredRest)
                 with pa.ipc.open_stream(rest.rows) as reader:
                     (rows,) = reader
                 self._hold(_Held(self._explode(rows), rest.given))

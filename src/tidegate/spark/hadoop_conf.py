@@ -8,9 +8,9 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 from pyspark.sql import SparkSession
 
+from tidegate.model.decoding import from_json
 from tidegate.storage.access import StoreAccess
 from tidegate.storage.hadoop_settings import PREFIXES, not_understood, understood
 
@@ -47,7 +47,7 @@ def _chosen_settings(spark: SparkSession) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for prefix in PREFIXES:
         found, standard = (
-            msgspec.json.decode(to_text(settings.getPropsWithPrefix(prefix)), type=dict[str, str])
+            from_json(to_text(settings.getPropsWithPrefix(prefix)), dict[str, str])
             for settings in (configured, defaults)
         )
         chosen |= {f"{prefix}{name}": value for name, value in found.items() if standard.get(name) != value}

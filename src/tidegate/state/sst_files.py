@@ -15,6 +15,7 @@ from typing import overload
 
 import msgspec
 
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import ROCKSDB_SECTION, LocalFile, RestoredSection, Section
@@ -80,7 +81,7 @@ def _describe(folder: Folder, names: ContentNames) -> bytes:
 def lay_out(section: RestoredSection, folder: Path) -> dict[str, str]:
     """Makes in `folder` what the instance had; gives the names of table files, by what RocksDB calls them."""
     try:
-        described = msgspec.msgpack.decode(section.data, type=_Described)
+        described = from_msgpack(section.data, _Described)
     except msgspec.MsgspecError as error:
         raise Damaged(f"Stored RocksDB state cannot be read ({error}): restore from an older checkpoint.") from error
     folder.mkdir(parents=True)

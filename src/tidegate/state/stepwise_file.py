@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint
 from tidegate.state.contract import LocalFile, RestoredSection
 from tidegate.state.sst_files import Folder
@@ -82,7 +83,7 @@ def read_description(
 ) -> DescribedType:
     """What a stored section says of its files. `holds`: what they are, for messages."""
     try:
-        described = msgspec.msgpack.decode(section.data, type=kind)
+        described = from_msgpack(section.data, kind)
     except msgspec.MsgspecError as error:
         raise Damaged(f"{noun} cannot be read ({error}): restore from an older checkpoint.") from error
     if described.format != own_format:

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, Missing, ProtocolViolation, Superseded
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.storage import layout
@@ -264,7 +265,7 @@ class JobLog:
     def _decoded(self, path: str, kind: type[DecodedT]) -> DecodedT:
         content = unseal(self._store.read(path), name=path)
         try:
-            return msgspec.json.decode(content, type=kind)
+            return from_json(content, kind)
         except msgspec.MsgspecError as error:
             raise Damaged(
                 f"Job log entry {path} cannot be understood ({error}): was it written by a newer Tidegate?"

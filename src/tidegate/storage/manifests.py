@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged, DidNotHappen
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
 from tidegate.model.units import format_bytes
@@ -110,7 +111,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, name: str) -> Manifest:
     content = unseal(data, name=name)
     try:
-        return msgspec.json.decode(content, type=Manifest)
+        return from_json(content, Manifest)
     except msgspec.MsgspecError as error:
         raise _damaged(name, f"its content does not fit ({error})") from error
 
@@ -124,10 +125,10 @@ def unseal(data: bytes, *, name: str) -> bytes:
     """The content exactly as it was sealed; raises `Damaged` if anything else is there."""
     try:
         # The version is looked at alone first: another version may have another envelope.
-        version = msgspec.json.decode(data, type=_Version).version
+        version = from_json(data, _Version).version
         if version != VERSION:
             raise _damaged(name, f"it has format version {version} and this Tidegate reads version {VERSION}")
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = from_json(data, _Envelope)
     except msgspec.MsgspecError as error:
         raise _damaged(name, f"it is truncated or not JSON of the expected form ({error})") from error
     content = bytes(envelope.content)

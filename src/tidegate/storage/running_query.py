@@ -7,6 +7,7 @@ import socket
 
 import msgspec
 
+from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged
 from tidegate.storage import layout
 from tidegate.storage.manifests import seal, unseal
@@ -35,6 +36,6 @@ def forget_running(store: Store, query: RunningQuery) -> None:
 def read_running(store: Store) -> RunningQuery | None:
     path = layout.running_query()
     try:
-        return msgspec.json.decode(unseal(store.read(path), name=path), type=RunningQuery)
+        return from_json(unseal(store.read(path), name=path), RunningQuery)
     except (Damaged, msgspec.MsgspecError):
         return None

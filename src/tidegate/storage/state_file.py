@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 
@@ -175,7 +176,7 @@ def _read_index(read: ReadRange, length_bytes: int, name: str) -> list[_IndexEnt
     if zlib.crc32(raw) != index_crc32:
         raise _damaged(name, "the checksum of its index is wrong")
     try:
-        index = msgspec.msgpack.decode(raw, type=list[_IndexEntry])
+        index = from_msgpack(raw, list[_IndexEntry])
     except msgspec.MsgspecError as error:
         raise _damaged(name, f"its index cannot be read ({error})") from error
     for entry in index:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
+from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged, UserError
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.storage import layout
@@ -29,7 +30,7 @@ def read_failed(store: Store) -> list[CheckpointFacts]:
     """Nothing if none has failed, and if the file is of another version: it is only for looking at."""
     path = layout.failed_statistics()
     try:
-        return msgspec.json.decode(unseal(store.read(path), name=path), type=list[CheckpointFacts])
+        return from_json(unseal(store.read(path), name=path), list[CheckpointFacts])
     except (Damaged, msgspec.MsgspecError):
         return []
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.registry import open_source
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId, VertexId, range_of
@@ -432,7 +433,7 @@ class _Restoring:
         items: dict[tuple[int, str], list[list[bytes]]] = {}
         for stored in self._stored(before, "split", subtasks):
             key = (stored.key.operator, plain_name(stored.key))
-            items.setdefault(key, []).append(msgspec.msgpack.decode(stored.data, type=list[bytes]))
+            items.setdefault(key, []).append(from_msgpack(stored.data, list[bytes]))
         for (operator, name), of_subtasks in items.items():
             if self._files.parallelism_of(before) != parallelism:
                 own = split_items(of_subtasks, parallelism)[self._slot]

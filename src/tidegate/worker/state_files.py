@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import SlotIndex
 from tidegate.state.contract import FetchFile, LocalFile, RestoredSection, Section
@@ -76,7 +77,7 @@ def restored_section(
 ) -> tuple[RestoredSection, dict[str, SharedFile]]:
     """A section from its stored form; and its files by name, for checkpoints that come to refer to them."""
     try:
-        stored = msgspec.msgpack.decode(section.data, type=StoredFileSection)
+        stored = from_msgpack(section.data, StoredFileSection)
     except msgspec.MsgspecError as error:
         raise Damaged(
             f"Section {section.name!r} of state cannot be read ({error}): start from another checkpoint."

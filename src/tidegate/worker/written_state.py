@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from tidegate.model.decoding import from_json
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
 from tidegate.operators.processor_handle import DERIVED_STATES, TIMER_STATES, StateKind, stored_name
@@ -282,4 +283,4 @@ def encode_slot_file(file: SlotFile) -> str:
 
 
 def decode_slot_file(text: str) -> SlotFile:
-    return msgspec.json.decode(text, type=SlotFile)
+    return from_json(text, SlotFile)
