@@ -14,7 +14,7 @@ from threading import Barrier, Thread
 
 import msgspec
 
-from tidegate.model.decoding import from_json, from_msgpack
+from tidegate.storage.decoding import from_json, from_msgpack
 
 sys.setswitchinterval(1e-6)
 

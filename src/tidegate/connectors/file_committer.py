@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.sink_encodings import Encoding, sync_file
-from tidegate.model.decoding import from_json, from_msgpack
 from tidegate.model.errors import Damaged, ProtocolViolation, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.protocol.commit import CommitPermit
+from tidegate.storage.decoding import from_json, from_msgpack
 from tidegate.storage.store import sync_folder
 
 # A committable rides with a few later checkpoints at most, so what merges took long ago is not asked for again.

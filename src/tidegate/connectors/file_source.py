@@ -18,9 +18,9 @@ from tidegate.connectors.options import Options
 from tidegate.connectors.partition_values import partition_array
 from tidegate.connectors.text_lines import MissingFile
 from tidegate.model.clock import Clock, SystemClock
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms
+from tidegate.storage.decoding import from_msgpack
 
 # Spark's options of any source of files; the last ones tune its cache of listings, which is not needed here.
 FILE_OPTIONS = (

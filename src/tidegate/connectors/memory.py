@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options, nearest
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
 from tidegate.plan.kernels.row_order import ordered
 from tidegate.protocol.commit import CommitPermit
+from tidegate.storage.decoding import from_msgpack
 
 
 @dataclass(slots=True)

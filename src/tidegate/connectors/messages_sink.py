@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
 from tidegate.protocol.commit import CommitPermit
+from tidegate.storage.decoding import from_msgpack
 
 MESSAGE_SCHEMA = pa.schema([pa.field("message", pa.binary())])
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
 from tidegate.protocol.commit import CommitPermit
+from tidegate.storage.decoding import from_msgpack
 
 
 class _Committable(msgspec.Struct, frozen=True):

@@ -24,10 +24,10 @@ from tidegate.connectors.contract import (
     Rows,
 )
 from tidegate.connectors.pump import Pump, Pumped, PumpEmpty, PumpEnded
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Scan
+from tidegate.storage.decoding import from_msgpack
 
 # More ranges than this may not wait for a checkpoint that covers them: readers' states stay small.
 _MOST_OPEN_RANGES = 64

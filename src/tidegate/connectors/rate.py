@@ -17,9 +17,9 @@ from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Po
 from tidegate.connectors.options import Options
 from tidegate.connectors.rate_strands import Strand, after, count_below, deal, lowest_values, strand_below
 from tidegate.model.clock import Clock, SystemClock
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import IncompatibleCheckpoint, OptionError
 from tidegate.plan.nodes import Scan
+from tidegate.storage.decoding import from_msgpack
 
 _KNOWN = ("numPartitions", "rampUpTime", "rowsPerSecond")
 

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
 from tidegate.connectors.staged_table import ResultTable, TaskFile
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
 from tidegate.protocol.commit import CommitPermit
 from tidegate.storage import layout
+from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.store import local_path, make_folder, sync_folder
 
 FOREACH_BATCH = "foreachBatch"

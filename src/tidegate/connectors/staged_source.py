@@ -22,9 +22,9 @@ import pyarrow as pa
 from tidegate.connectors.options import Options
 from tidegate.connectors.parquet_file import ParquetRows
 from tidegate.connectors.range_source import RangeSource
-from tidegate.model.decoding import from_json, from_msgpack
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.plan.nodes import Scan
+from tidegate.storage.decoding import from_json, from_msgpack
 from tidegate.storage.store import sync_folder
 
 STAGED = "staged"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import CheckpointId
+from tidegate.storage.decoding import from_json
 from tidegate.storage.store import sync_folder
 
 _NAME = "table.json"

@@ -8,12 +8,12 @@ from typing import TypeAlias
 import msgspec
 
 from tidegate.model.clock import Clock
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener, SlotAddress
 from tidegate.network.connection import ConnectionLost, ControlConnection
 from tidegate.network.handshake_server import Accepted, Acceptor
 from tidegate.network.messages import FromSlot, SlotIntroduction, ToSlot, decode_from_slot, encode
+from tidegate.storage.decoding import from_msgpack
 from tidegate.worker.mailbox import Mailbox
 
 

@@ -16,7 +16,6 @@ from typing import assert_never
 import msgspec
 
 from tidegate.model.clock import Clock, SystemClock
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import Generation, SlotIndex
 from tidegate.network.address import Listener, Route, SlotAddress, begin_connect, routes
@@ -31,6 +30,7 @@ from tidegate.network.handshake_server import (
     HandshakeExchange,
     Underway,
 )
+from tidegate.storage.decoding import from_msgpack
 
 # Soon enough to be unnoticed in a restart, seldom enough to cost a busy peer nothing.
 REDIAL_DELAY_MS = 50

@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
-from tidegate.model.decoding import from_msgpack
 from tidegate.operators.contract import Emit, Stateless, TaskContext, WithoutDeadlines
 from tidegate.plan.physical import Giving
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import Redistribution, RestoredSection, Section
+from tidegate.storage.decoding import from_msgpack
 
 SECTION = "rows held"
 # So few rows go on at once: holding them would cost more than they do.

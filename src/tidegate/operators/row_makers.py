@@ -11,13 +11,13 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
-from tidegate.model.decoding import from_msgpack
 from tidegate.operators.contract import Emit, Stateless, TaskContext
 from tidegate.operators.held_rows import GivesInOrder, encode_batch
 from tidegate.plan.kernels import compile_expand, compile_generate
 from tidegate.plan.kernels.generators import Exploded
 from tidegate.plan.physical import ExpandSpec, GenerateSpec
 from tidegate.state.contract import Redistribution, RestoredSection, Section
+from tidegate.storage.decoding import from_msgpack
 
 SECTION = "rows to explode"
 

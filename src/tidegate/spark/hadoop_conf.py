@@ -10,8 +10,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tidegate.model.decoding import from_json
 from tidegate.storage.access import StoreAccess
+from tidegate.storage.decoding import from_json
 from tidegate.storage.hadoop_settings import PREFIXES, not_understood, understood
 
 log = logging.getLogger("tidegate")

@@ -15,10 +15,10 @@ from typing import overload
 
 import msgspec
 
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import ROCKSDB_SECTION, LocalFile, RestoredSection, Section
+from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.store import Buffer, ReadableStore
 

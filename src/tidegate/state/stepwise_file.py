@@ -11,10 +11,10 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint
 from tidegate.state.contract import LocalFile, RestoredSection
 from tidegate.state.sst_files import Folder
+from tidegate.storage.decoding import from_msgpack
 
 # Of a file: writing it takes a few ms.
 Pieces: TypeAlias = Sequence[memoryview | bytes]

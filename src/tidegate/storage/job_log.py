@@ -12,10 +12,10 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, Missing, ProtocolViolation, Superseded
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.storage import layout
+from tidegate.storage.decoding import from_json
 from tidegate.storage.manifests import seal, unseal
 from tidegate.storage.store import AlreadyThere, Created, Store
 

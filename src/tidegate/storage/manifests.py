@@ -9,11 +9,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged, DidNotHappen
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
 from tidegate.model.units import format_bytes
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
+from tidegate.storage.decoding import from_json
 from tidegate.storage.stored_plan import StoredPlan
 
 CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]

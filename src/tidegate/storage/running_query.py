@@ -7,9 +7,9 @@ import socket
 
 import msgspec
 
-from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged
 from tidegate.storage import layout
+from tidegate.storage.decoding import from_json
 from tidegate.storage.manifests import seal, unseal
 from tidegate.storage.store import Store
 

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
+from tidegate.storage.decoding import from_msgpack
 
 # `state` goes by key groups, and `files` too, with shared files beside it; `split`, `union`, `broadcast` as their names
 # say; `task` is what a task remembers.

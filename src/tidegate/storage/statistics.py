@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import msgspec
 
-from tidegate.model.decoding import from_json
 from tidegate.model.errors import Damaged, UserError
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.storage import layout
+from tidegate.storage.decoding import from_json
 from tidegate.storage.job_log import CheckpointCompleted, Entry, JobLog, retained_checkpoints
 from tidegate.storage.manifests import decode_manifest, seal, unseal
 from tidegate.storage.store import Store, local_path, open_store

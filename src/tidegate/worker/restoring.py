@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.registry import open_source
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId, VertexId, range_of
@@ -42,6 +41,7 @@ from tidegate.protocol.rescale import (
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
 from tidegate.storage import layout
+from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum
 from tidegate.storage.store import ReadableStore, Store

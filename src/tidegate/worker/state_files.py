@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.model.decoding import from_msgpack
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import SlotIndex
 from tidegate.state.contract import FetchFile, LocalFile, RestoredSection, Section
 from tidegate.state.sst_files import StoredFile
 from tidegate.storage import layout
+from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.store import ReadableStore
 

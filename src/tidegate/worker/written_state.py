@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from tidegate.model.decoding import from_json
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
 from tidegate.operators.processor_handle import DERIVED_STATES, TIMER_STATES, StateKind, stored_name
@@ -24,6 +23,7 @@ from tidegate.state.subkeys import entry_key, entry_parts
 from tidegate.state.timer_entries import decode_timer
 from tidegate.state.ttl import TTL_SUFFIX, with_expiry
 from tidegate.storage import layout
+from tidegate.storage.decoding import from_json
 from tidegate.storage.manifests import SharedFile, SlotFile
 from tidegate.storage.state_file import SectionKey, StateFileWriter, sum_of
 from tidegate.storage.store import Store
