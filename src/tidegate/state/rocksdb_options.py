@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     DBCompactionStyle,
@@ -21,6 +22,8 @@ _WRITE_BUFFER_BYTES = 4 << 20
 _ARENA_BLOCK_BYTES = 64 << 10
 # Keeps the reading of an absent key from touching its file, at 1.25 bytes for each key.
 _BLOOM_BITS_PER_KEY = 10
+# Of a part of an index or a filter.
+_METADATA_BLOCK_BYTES = 4 << 10
 # One for what is written out, one for merging: the slots of a machine have few cores between them.
 _BACKGROUND_JOBS = 2
 # Files of about a size are merged, so many at a time: what changed is written again two or three times, and not with
@@ -54,8 +57,13 @@ class RocksMemory:
         blocks = BlockBasedOptions()
         blocks.set_block_cache(self.cache)
         blocks.set_cache_index_and_filter_blocks(True)
-        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         blocks.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+        # Merged files become as large as the state, and so would the one filter and the one index of each: read whole,
+        # from the disk, for every key that is looked up once they do not fit into the cache. In parts, a few KiB are.
+        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_metadata_block_size(_METADATA_BLOCK_BYTES)
+        blocks.set_pin_top_level_index_and_filter(True)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_block_based_table_factory(blocks)
