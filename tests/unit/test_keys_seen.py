@@ -20,7 +20,8 @@ def test_few_keys_that_were_not_added_are_taken_for_such() -> None:
     seen = KeysSeen()
     for start in range(0, 100_000, 5_000):
         seen.add(hashes_of(start, start + 5_000))
-    assert seen.may_hold(hashes_of(100_000, 200_000)).mean() < 0.2
+    assert seen.may_hold(hashes_of(100_000, 200_000)).mean() < 0.08
+    assert seen.size_bytes() < 5 * 100_000
 
 
 def test_keys_that_come_again_take_no_more_room() -> None:
