@@ -18,7 +18,7 @@ from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
 from tidegate.operators.compaction import Compacted, Compaction, kept
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of
-from tidegate.operators.rows_on_disk import RowsOnDisk
+from tidegate.operators.rows_on_disk import RowsOnDisk, as_wanted
 from tidegate.operators.stored_groups import row_format, sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.key_groups import fixed_values_of, hash_rows
@@ -141,7 +141,7 @@ class AggregateOperator:
         return None
 
     def snapshot(self) -> list[Section]:
-        self._log_or_not()
+        self._on_disk = as_wanted(self._on_disk, self._store, self._size_bytes(), self._begun_on_disk)
         if self._on_disk is not None:
             self._before_change()
             sections = self._on_disk.snapshot()
@@ -199,17 +199,13 @@ class AggregateOperator:
             self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
         return [section for section in restored if not RowsOnDisk.is_own(section)]
 
-    def _log_or_not(self) -> None:
-        """From now on groups are stored by what changed, or whole again."""
-        if self._store is None or self._store.log.is_wanted(self._size_bytes()) == (self._on_disk is not None):
-            return
-        if self._on_disk is not None:
-            self._on_disk.give_up()
-            self._on_disk = None
-        elif self._compaction is None:
-            self._on_disk = self._rows_on_disk(self._store, ())
-            self._on_disk.grow_to(self._index.count)
-            self._on_disk.touch(np.arange(self._index.count) if self._expiry is None else self._expiry.live_slots())
+    def _begun_on_disk(self, store: RowStore) -> RowsOnDisk | None:
+        """Not while groups are left behind, which would not know of it."""
+        if self._compaction is not None:
+            return None
+        on_disk, count = self._rows_on_disk(store, ()), self._index.count
+        on_disk.begin(np.arange(count) if self._expiry is None else self._expiry.live_slots(), count)
+        return on_disk
 
     def _rows_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> RowsOnDisk:
         end_key = end_key_of(self._spec)

@@ -4,7 +4,7 @@ Each live row that is in memory is, as it was at the last snapshot, in the log o
 What the log says of a key counts: what was written away of it before is older.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -235,6 +235,11 @@ class RowsOnDisk:
         """What is owed to the last snapshot, at once instead of by the steps of its sections."""
         self._logged.take_all()
 
+    def begin(self, slots: Slots, slot_count: int) -> None:
+        """These are there, out of so many, and were stored whole so far."""
+        self.grow_to(slot_count)
+        self.touch(slots)
+
     def give_up(self) -> None:
         """All rows are in memory, and are stored whole from now on."""
         # What is owed to a snapshot that is under way is not said to change any more.
@@ -247,3 +252,18 @@ class RowsOnDisk:
     def size_bytes(self) -> int:
         away_bytes = 0 if self._evicted is None else self._evicted.size_bytes()
         return self._logged.size_bytes() + self._stored.used.nbytes + away_bytes
+
+
+def as_wanted(
+    on_disk: RowsOnDisk | None, store: RowStore | None, size_bytes: int, begun: Callable[[RowStore], RowsOnDisk | None]
+) -> RowsOnDisk | None:
+    """For a snapshot of an operator that holds so much: by what it is stored from now on, or None if whole.
+
+    `begun`: with all that is there; None if that cannot be now.
+    """
+    if store is None or store.log.is_wanted(size_bytes) == (on_disk is not None):
+        return on_disk
+    if on_disk is None:
+        return begun(store)
+    on_disk.give_up()
+    return None
