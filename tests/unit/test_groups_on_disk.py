@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
-from tidegate.operators import aggregate, compaction, log_book, logged_rows
+from tidegate.operators import aggregate, compaction, evicted_rows, log_book, logged_rows
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.contract import TaskContext
+from tidegate.operators.keys_seen import KeysSeen
 from tidegate.plan.expressions import Column
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, EventTimeKey, GroupRows, OutputMode
@@ -479,6 +480,24 @@ def test_groups_that_do_not_fit_are_not_in_memory(backends: RocksBackends, monke
         subtask.settle()
     in_memory, mostly_on_disk = (operator.index.count for operator in subtask.operators)
     assert (in_memory, mostly_on_disk < 4_000) == (40_000, True)
+
+
+def test_knowing_the_groups_that_left_takes_a_part_of_the_memory_however_many_they_are(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    opened: list[KeysSeen] = []
+    monkeypatch.setattr(evicted_rows, "KeysSeen", lambda: (opened.append(KeysSeen()), opened[-1])[1])
+    memory_bytes = 2 << 20
+    subtask = on_disk(replace_memory(backends, memory_bytes))
+    in_memory = []
+    for start in range(0, 300_000, 500):
+        subtask.process(numbered(subtask.spec, range(start, start + 500)))
+        subtask.settle()
+        in_memory.append(subtask.operators[1].index.count)
+    [seen] = opened
+    assert memory_bytes // 4 < seen.size_bytes() <= memory_bytes // 2
+    assert max(in_memory[-50:]) < 0.8 * max(in_memory[:50]), "rows have less of it than before"
 
 
 def replace_memory(backends: RocksBackends, rows_memory_bytes: int) -> RocksBackends:

@@ -77,10 +77,14 @@ class EvictedRows:
     def size_bytes(self) -> int:
         return self._entries.size_bytes()
 
+    def seen_bytes(self) -> int:
+        """What knowing the keys takes in memory."""
+        return 0 if self._seen is None else self._seen.size_bytes()
+
     # -- by slot
 
-    def put(self, rows: Sequence[pa.Array], hashes: Hashes) -> None:
-        """Columns of whole rows."""
+    def put(self, rows: Sequence[pa.Array], hashes: Hashes, *, most_seen_bytes: int) -> None:
+        """Columns of whole rows. Knowing which keys these are takes no more memory than that."""
         keys, values = rows[: self._key_count], rows[self._key_count :]
         named = self._named(keys, hashes)
         if self._ends_of is not None:
@@ -89,7 +93,7 @@ class EvictedRows:
         self._state.put_many(named.key_groups, named.stored, [_FORMAT + row for row in encoded])
         self.has_any = True
         if self._seen is not None:
-            self._seen.add(hashes)
+            self._seen.add(hashes, most_bytes=most_seen_bytes)
 
     def get(self, index: KeyIndex, slots: Slots) -> tuple[Slots, pa.RecordBatch | None]:
         """Of those slots, the ones whose keys have an entry, and their rows."""

@@ -30,6 +30,9 @@ _WRITTEN_PER_ADDED: Final = 4
 _LOOKED_UP: Final = 1 << 14
 # While some rows are copied there are more of them in memory, and while a snapshot is written.
 _MEMORY_PARTS: Final = 2
+# The part of the memory that knowing which keys were written away may take. A row in memory takes 40 times as much as
+# knowing of a key does; and reading for a key that was never written away takes as long as writing ten rows.
+_SEEN_SHARE: Final = 0.5
 # If fewer than one in so many can be written away it is not worth it, until there are so much more.
 _LEAST_PART: Final = 16
 _GROWTH: Final = 1.25
@@ -199,7 +202,11 @@ class RowsOnDisk:
         self._leaving, self._written, self._tried_bytes = chosen, 0, 0.0
 
     def _most_bytes(self) -> int:
-        return self._store.memory.share_bytes() // _MEMORY_PARTS
+        seen_bytes = 0 if self._evicted is None else min(self._evicted.seen_bytes(), self._most_seen_bytes())
+        return (self._store.memory.share_bytes() - seen_bytes) // _MEMORY_PARTS
+
+    def _most_seen_bytes(self) -> int:
+        return int(self._store.memory.share_bytes() * _SEEN_SHARE)
 
     def _taken_bytes(self, size_bytes: int) -> int:
         # Arrays have room for up to as much again.
@@ -212,7 +219,8 @@ class RowsOnDisk:
         part = self._leaving[self._written : stop]
         part = part[self._logged.is_here(part) & self._logged.is_unused(part) & ~self._is_away(part)]
         if len(part):
-            self._evicted.put(self._rows.frozen(part)(slice(0, len(part))), self._rows.index.hashes[part])
+            rows, hashes = self._rows.frozen(part)(slice(0, len(part))), self._rows.index.hashes[part]
+            self._evicted.put(rows, hashes, most_seen_bytes=self._most_seen_bytes())
             self._logged.put_elsewhere(part)
             self._stored.used[part] = True
         self._written = min(stop, len(self._leaving))
