@@ -5,24 +5,37 @@ from collections.abc import Mapping, Sequence
 from benchmarks.benchmark import Benchmark, Measurements, Size, Variant
 from benchmarks.processes import Observation
 from benchmarks.suite.figures import below_table, by_variant
-from benchmarks.suite.large_state import COLUMNS, ROCKSDB, TOTALS, USER, of_large_state, plots
+from benchmarks.suite.large_state import (
+    COLUMNS,
+    FILLING_GROUPS_S_PER_MB,
+    ROCKSDB,
+    TOTALS,
+    USER,
+    of_large_state,
+    plots,
+)
 from benchmarks.tables import Section, Target, at_most, most_workers_bytes, spread
 
 # Of both workers, each of which takes some 150 MB before it has any state.
 _LIMIT_MB = 1000
-_KINDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "user": ("values of a function", USER),
-    "totals": ("aggregation", {**TOTALS, "tidegate.state.rocksdb.rowMemory": "128MiB"}),
-}
+_STATE_MB = 3 * _LIMIT_MB
+_CHANGING: Mapping[str, object] = {**ROCKSDB, "changed_percent": 0.1}
 
 
 def variants(size: Size) -> list[Variant]:
     """The quick form leaves it out."""
     if size is Size.QUICK:
         return []
+    groups = {**_CHANGING, **TOTALS, "tidegate.state.rocksdb.rowMemory": "128MiB"}
     return [
-        of_large_state(name, f"{title}, 3 GB", state_mb=3 * _LIMIT_MB, work={**ROCKSDB, **work, "changed_percent": 0.1})
-        for name, (title, work) in _KINDS.items()
+        of_large_state("user", "values of a function, 3 GB", state_mb=_STATE_MB, work={**_CHANGING, **USER}),
+        of_large_state(
+            "totals",
+            "aggregation, 3 GB",
+            state_mb=_STATE_MB,
+            work=groups,
+            filling_s_per_mb=FILLING_GROUPS_S_PER_MB,
+        ),
     ]
 
 
