@@ -19,6 +19,7 @@ from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBac
 
 def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
+    monkeypatch.setattr(rows_on_disk, "_PUT_AT_ONCE", 2)
     monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
     monkeypatch.setattr(log_book, "PART_ROWS", 4)
     monkeypatch.setattr(log_book, "FILE_ROWS", 8)

@@ -26,6 +26,8 @@ from tidegate.state.row_store import RowStore
 _LEAST_WRITTEN: Final = 1 << 12
 # Per row that was added: some come while others are left behind, so it must be quicker than they come.
 _WRITTEN_PER_ADDED: Final = 4
+# Out of those, so many at once: each is an object of Python for a moment.
+_PUT_AT_ONCE: Final = 1 << 14
 # So many keys are looked up at once.
 _LOOKED_UP: Final = 1 << 14
 # While some rows are copied there are more of them in memory, and while a snapshot is written.
@@ -218,13 +220,16 @@ class RowsOnDisk:
         stop = self._written + max(_LEAST_WRITTEN, _WRITTEN_PER_ADDED * added)
         part = self._leaving[self._written : stop]
         part = part[self._logged.is_here(part) & self._logged.is_unused(part) & ~self._is_away(part)]
-        if len(part):
-            rows, hashes = self._rows.frozen(part)(slice(0, len(part))), self._rows.index.hashes[part]
-            self._evicted.put(rows, hashes, most_seen_bytes=self._most_seen_bytes())
-            self._logged.put_elsewhere(part)
-            self._stored.used[part] = True
+        for at in range(0, len(part), _PUT_AT_ONCE):
+            self._put_away(self._evicted, part[at : at + _PUT_AT_ONCE])
         self._written = min(stop, len(self._leaving))
         return self._written == len(self._leaving)
+
+    def _put_away(self, evicted: EvictedRows, slots: Slots) -> None:
+        rows, hashes = self._rows.frozen(slots)(slice(0, len(slots))), self._rows.index.hashes[slots]
+        evicted.put(rows, hashes, most_seen_bytes=self._most_seen_bytes())
+        self._logged.put_elsewhere(slots)
+        self._stored.used[slots] = True
 
     def _is_away(self, slots: Slots) -> Flags:
         """Whether their rows are written away as they are now."""
