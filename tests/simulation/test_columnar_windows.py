@@ -5,6 +5,7 @@ Each group is committed once, with every one of its rows, whatever happens to th
 
 from collections import Counter
 from dataclasses import fields, replace
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -24,12 +25,14 @@ from tidegate.plan.physical import (
     ProjectSpec,
     Vertex,
 )
+from tidegate.testing.simulation import cluster as cluster_module
 from tidegate.testing.simulation.cluster import SimCluster
 from tidegate.testing.simulation.connectors import ROWS_SCHEMA
 from tidegate.testing.simulation.scenario import scenario_of
 from tidegate.testing.simulation.states import StateDice
 from tidegate.testing.simulation.topologies import FORMAT, MAX_PARALLELISM, WINDOWS, Rows, Shape, Topology
 from tidegate.testing.simulation.user_code import EVENT_TIMES, SESSION, SESSION_GAP_MS
+from tidegate.worker.settings import SlotSettings
 
 SEEDS = [seed for seed in range(220) if seed % len(Topology) == list(Topology).index(Topology.WINDOWS)]
 INT = pa.int64()
@@ -121,6 +124,15 @@ def test_every_group_is_committed_once_and_whole(kind: type[Shape]) -> None:
 def test_every_group_on_disk_is_committed_once_and_whole(kind: type[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
     take_tiny_steps(monkeypatch)
     play(kind, StateDice.ROCKSDB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [WindowsByColumns, SessionsByColumns])
+def test_every_group_is_committed_once_wherever_it_is_kept(kind: type[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
+    take_tiny_steps(monkeypatch)
+    small = partial(SlotSettings, heap_rows_whole_up_to_bytes=100, state_rows_memory_bytes=200)
+    monkeypatch.setattr(cluster_module, "SlotSettings", small)
+    play(kind, StateDice.MIXED)
 
 
 def play(kind: type[Shape], dice: StateDice) -> None:
