@@ -8,11 +8,12 @@ import pytest
 
 from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
+from tidegate.state import sst_files
 from tidegate.state.contract import LocalFile, RestoredSection, Section
 from tidegate.state.heap import HeapBackend
 from tidegate.state.rocksdb import MOST_HELD_BYTES, RocksBackend
 from tidegate.state.rocksdb_options import RocksMemory
-from tidegate.state.sst_files import Folder, StoredFile, chunks_of
+from tidegate.state.sst_files import Chunks, Folder, StoredFile
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.state_file import sum_of
 from tidegate.storage.store import LocalFiles
@@ -333,11 +334,22 @@ def test_state_that_cannot_be_read_is_an_error_of_storage_and_never_looks_shorte
 
 
 def stored_in(store: LocalFiles, file: LocalFile) -> SharedFile:
-    pieces = chunks_of(file)
+    pieces = Chunks(file)
     path = f"shared/{file.name}"
     store.put(path, pieces)
     found = sum_of(pieces)
     return SharedFile(path, found.length_bytes, found.crc32)
+
+
+def test_a_file_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sst_files, "_CHUNK_BYTES", 4)
+    path = tmp_path / "table"
+    path.write_bytes(b"0123456789")
+    chunks = Chunks(LocalFile("table", path, 10, None))
+    assert list(chunks) == [b"0123", b"4567", b"89"]
+    path.write_bytes(b"0123456")
+    with pytest.raises(DidNotHappen, match="is shorter than when it was written"):
+        chunks[1]
 
 
 def test_state_comes_back_from_a_store(backends: Backends, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Table files get names that stand for their content, so that a later snapshot can
 Must never keep a file on disk that nobody refers to, and never remove one that somebody does.
 """
 
-import mmap
+import os
 import shutil
 import weakref
 import zlib
@@ -15,7 +15,7 @@ from typing import overload
 
 import msgspec
 
-from tidegate.model.errors import Damaged
+from tidegate.model.errors import Damaged, DidNotHappen
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import ROCKSDB_SECTION, LocalFile, RestoredSection, Section
 from tidegate.storage.decoding import from_msgpack
@@ -98,10 +98,12 @@ def lay_out(section: RestoredSection, folder: Path) -> dict[str, str]:
 
 
 class Chunks(Sequence[Buffer]):
-    """A file as pieces that come into memory as they are needed."""
+    """A file as pieces, each read when it is asked for: one that is mapped would be in memory whole in the end."""
 
-    def __init__(self, mapped: mmap.mmap | bytes) -> None:
-        self._view = memoryview(mapped)
+    def __init__(self, file: LocalFile) -> None:
+        self._file = file
+        self._descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
 
     @overload
     def __getitem__(self, index: int) -> Buffer: ...
@@ -112,15 +114,14 @@ class Chunks(Sequence[Buffer]):
             return [self[each] for each in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._view[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES]
+        start = index * _CHUNK_BYTES
+        chunk = os.pread(self._descriptor, _CHUNK_BYTES, start)
+        if len(chunk) != min(_CHUNK_BYTES, self._file.length_bytes - start):
+            raise DidNotHappen(f"{self._file.path} is shorter than when it was written.")
+        return chunk
 
     def __len__(self) -> int:
-        return -(-len(self._view) // _CHUNK_BYTES)
-
-
-def chunks_of(file: LocalFile) -> Chunks:
-    with open(file.path, "rb") as opened:
-        return Chunks(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if file.length_bytes else b"")
+        return -(-self._file.length_bytes // _CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tidegate.model.clock import Clock
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
 from tidegate.state.contract import LocalFile
-from tidegate.state.sst_files import chunks_of
+from tidegate.state.sst_files import Chunks
 from tidegate.storage import layout
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.state_file import sum_of
@@ -202,7 +202,7 @@ class StoredAhead:
                 if self._is_closed:
                     return  # the generation is over: nobody would find it
                 path = layout.state_table_file(folder, self._slot, file.name)
-                chunks = chunks_of(file)
+                chunks = Chunks(file)
                 found = sum_of(chunks)
                 self._store.put(path, chunks)
                 shared = SharedFile(path, found.length_bytes, found.crc32)

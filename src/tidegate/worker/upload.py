@@ -13,7 +13,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.ids import SlotIndex
 from tidegate.protocol.kinds import CheckpointStorage
 from tidegate.state.contract import Section
-from tidegate.state.sst_files import chunks_of
+from tidegate.state.sst_files import Chunks
 from tidegate.storage import layout
 from tidegate.storage.manifests import MOST_CONTENT_BYTES, SharedFile, check_content
 from tidegate.storage.state_file import FileSum, SectionKey, StateFileWriter, sum_of
@@ -129,7 +129,7 @@ class Upload:
     def _store_state_files(self, store: Store, files: CheckpointFiles) -> dict[str, SharedFile]:
         stored = {**self.kept_files, **files.reused}
         for name, new in files.new.items():
-            chunks = _Wanted(chunks_of(new.file), self.raise_if_dropped)
+            chunks = _Wanted(Chunks(new.file), self.raise_if_dropped)
             sums = sum_of(chunks)
             self._put(store, new.path, chunks, sums)
             stored[name] = SharedFile(new.path, sums.length_bytes, sums.crc32)
