@@ -61,8 +61,8 @@ def section(measured: Measurements) -> Section:
 ABOUT: Sequence[str] = (
     "Tidegate alone, `state.backend=rocksdb`, two slots, a checkpoint every 2 s: 3 GB of state, of which one in a "
     "thousand changes per interval, and workers that shall take 1 GB of memory together, Python and Arrow included. "
-    "Values of a function with `state.rocksdb.memory` as it is (128 MiB per slot), groups with 96 MiB of it and as much "
-    "`state.rocksdb.rowMemory`. The most memory is that of the whole run, the filling of the state included.",
+    "Values of a function with `state.rocksdb.memory` as it is (128 MiB per slot), groups with 96 MiB of it and as "
+    "much `state.rocksdb.rowMemory`. The most memory is that of the whole run, the filling of the state included.",
 )
 BENCHMARK = Benchmark(
     name="beyond-memory",
