@@ -347,6 +347,20 @@ def test_how_far_a_sender_may_be_ahead_follows_the_receiver_over_an_interval_and
     assert limits_bytes[499] == pytest.approx(8000, rel=0.1), "four intervals later"
 
 
+def test_how_far_a_sender_may_be_ahead_is_the_same_while_the_receiver_is_nearly_as_quick() -> None:
+    output = make(Recorder(), ahead=MostAhead(10_000.0, unknown_bytes=1 << 20))
+    sealed_rows(output, *range(1200))
+    send_all(output)
+    limits_bytes, now_ms = [], 0.0
+    for consumed in range(1, 801):
+        # Twenty elements a little slower than 100 ms each, twenty a little quicker.
+        now_ms += 110.0 if consumed // 20 % 2 else 90.0
+        output.on_granted(Sequence(consumed), 1 << 20, now_ms)
+        limits_bytes.append(output.room_bytes() / LEAST_ROOM)
+    assert len(set(limits_bytes[100:])) == 1
+    assert limits_bytes[-1] == pytest.approx(4000, rel=0.13)
+
+
 def test_what_is_gathered_takes_room_too_and_the_last_slice_must_fit() -> None:
     output = make(Recorder(), window_bytes=8000)
     output.gather(rows(*range(500)), 0.0)

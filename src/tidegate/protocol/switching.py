@@ -17,6 +17,8 @@ RATE_HALF_LIFE_MS: Final = 1000.0
 # About ten slices: the first calls of user code are slow (imports, caches) and are not its rate.
 KNOWN_AFTER_MS: Final = 100.0
 
+STEADY_WITHIN: Final = 1 / 8
+
 
 class DrainRate:
     """A moving average of how fast a task consumes while it has input; time without input is not to be reported."""
@@ -37,6 +39,25 @@ class DrainRate:
         if self._elapsed_ms < KNOWN_AFTER_MS:
             return None
         return self._consumed_bytes / self._elapsed_ms
+
+
+class SteadyRate:
+    """A drain rate that is followed in steps: while its average is near what it was, it is what it was.
+
+    For limits that are this rate times many seconds, where each little change would be seen as a jump.
+    """
+
+    def __init__(self, *, half_life_ms: float) -> None:
+        self._average = DrainRate(half_life_ms=half_life_ms)
+        self.bytes_per_ms: float | None = None
+
+    def on_consumed(self, size_bytes: int, elapsed_ms: float) -> None:
+        self._average.on_consumed(size_bytes, elapsed_ms)
+        average = self._average.bytes_per_ms
+        if average is None:
+            return
+        if self.bytes_per_ms is None or abs(average - self.bytes_per_ms) > STEADY_WITHIN * self.bytes_per_ms:
+            self.bytes_per_ms = average
 
 
 @dataclass(frozen=True, slots=True)

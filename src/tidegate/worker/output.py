@@ -26,7 +26,7 @@ from tidegate.plan.physical import (
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.cuts import ChannelCuts, SendCut
 from tidegate.protocol.kinds import CheckpointKind
-from tidegate.protocol.switching import RATE_HALF_LIFE_MS, DrainRate, StorageSpeed, should_switch_now
+from tidegate.protocol.switching import RATE_HALF_LIFE_MS, DrainRate, SteadyRate, StorageSpeed, should_switch_now
 from tidegate.protocol.windows import LEAST_ROOM, MostAhead, SendWindow
 
 # Small pieces wait for company up to this size or this long: a frame costs some 20 us whatever is in it, and a slice at
@@ -94,7 +94,7 @@ class OutputChannel:
         self._held: dict[CheckpointId, HeldCapture] = {}
         self._drain = DrainRate()
         # A swing of a second, times an interval of many, would let the source rush ahead and then stop.
-        self._pace = None if ahead is None else DrainRate(half_life_ms=max(RATE_HALF_LIFE_MS, ahead.most_ms))
+        self._pace = None if ahead is None else SteadyRate(half_life_ms=max(RATE_HALF_LIFE_MS, ahead.most_ms))
         self._drained_at_ms: float | None = None
         self._gather_bytes = _gather_bytes(int(self._limit_bytes()))
         self.emitted_bytes = 0.0  # the past fading, see `TaskOutput.room_bytes`
@@ -224,8 +224,10 @@ class OutputChannel:
     def _note_drain(self, granted_bytes: int, now_ms: float) -> None:
         """How fast the receiver takes what it has: the time since its last grant counts while something was here."""
         if self._drained_at_ms is not None:
-            for rate in filter(None, (self._drain, self._pace)):
-                rate.on_consumed(granted_bytes, now_ms - self._drained_at_ms)
+            elapsed_ms = now_ms - self._drained_at_ms
+            self._drain.on_consumed(granted_bytes, elapsed_ms)
+            if self._pace is not None:
+                self._pace.on_consumed(granted_bytes, elapsed_ms)
         self._drained_at_ms = now_ms if self._window.in_flight_bytes else None
 
     def _enqueue(self, element: NumberedElement, size_bytes: int) -> None:
