@@ -49,8 +49,8 @@ lint: setup
 	@$(BIN)/mypy --no-error-summary
 	@report=$$($(BIN)/lint-imports) || { echo "$$report"; exit 1; }
 
-sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, SEEDS=500 plays so many
-	@$(BIN)/python -m tidegate.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),3000) --processes 2)
+sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, STATE=heap with its state there, SEEDS=500 plays so many
+	@$(BIN)/python -m tidegate.testing.simulation $(if $(STATE),--state $(STATE)) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),3000) --processes 2)
 
 golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 plays so many, PLACE=local there, RESCALED=1 restores at other slots, CASE=... SEED=7 replays one
 	@$(BIN)/python -m tests.golden $(if $(CASE),--case $(CASE)) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(if $(PLACE),--place $(PLACE)) $(if $(RESCALED),--rescaled)

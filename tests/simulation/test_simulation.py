@@ -20,7 +20,7 @@ def play(seeds: list[int]) -> list[RunReport]:
     outcomes = [run_seed(seed) for seed in seeds]
     failures = [outcome for outcome in outcomes if isinstance(outcome, RunFailure)]
     if failures:
-        replay = f"replay with  make sim SEED={failures[0].seed}"
+        replay = f"replay with  make sim SEED={failures[0].seed} STATE=heap"
         pytest.fail("\n\n".join([f"{len(failures)} of {len(seeds)} seeds failed; {replay}", *map(str, failures[:3])]))
     return [outcome for outcome in outcomes if isinstance(outcome, RunReport)]
 

@@ -12,7 +12,7 @@ from tidegate.protocol.requests import Afterwards
 from tidegate.server.control import control_routes
 from tidegate.server.page import QueryPage
 from tidegate.storage.running_query import RunningQuery, forget_running, note_running
-from tidegate.storage.store import Store, open_store
+from tidegate.storage.store import Patience, Store, open_store
 
 log = logging.getLogger("tidegate")
 
@@ -57,7 +57,7 @@ def serve(
         ),
     )
     if place.location is not None:
-        found.note(open_store(place.location), served.url)
+        found.note(open_store(place.location, coordinator.access, patience=Patience.SHORT), served.url)
     coordinator.on_finish(found.forget)
     coordinator.on_finish(served.close)
     return served.url

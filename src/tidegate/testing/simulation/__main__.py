@@ -46,13 +46,14 @@ class _Totals:
 def main() -> int:
     arguments = _arguments()
     console = Console(highlight=False, soft_wrap=True)
+    dice = StateDice(arguments.state)
     if arguments.seed is not None:
-        return _replay(arguments.seed, StateDice(arguments.state), console)
+        return _replay(arguments.seed, dice, console)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     totals = _Totals()
     started_s = time.monotonic()
     try:
-        outcomes = outcomes_of(seeds, processes=arguments.processes, dice=StateDice(arguments.state))
+        outcomes = outcomes_of(seeds, processes=arguments.processes, dice=dice)
         with _bar(console, len(seeds)) as bar, outcomes as each:
             for outcome in each:
                 totals.add(outcome)
@@ -61,9 +62,9 @@ def main() -> int:
                 bar.update(bar.task_ids[0], advance=1)
     except KeyboardInterrupt:
         console.print("interrupted")
-        _print_totals(totals, time.monotonic() - started_s, console)
+        _print_totals(totals, time.monotonic() - started_s, dice, console)
         return _INTERRUPTED
-    _print_totals(totals, time.monotonic() - started_s, console)
+    _print_totals(totals, time.monotonic() - started_s, dice, console)
     return 1 if totals.failed else 0
 
 
@@ -111,7 +112,7 @@ def _bar(console: Console, seeds: int) -> Iterator[Progress]:
         yield bar
 
 
-def _print_totals(totals: _Totals, took_s: float, console: Console) -> None:
+def _print_totals(totals: _Totals, took_s: float, dice: StateDice, console: Console) -> None:
     for topology, seeds in sorted(totals.by_topology.items()):
         console.print(f"{seeds:7} {topology}")
     counts = totals.counts
@@ -123,7 +124,7 @@ def _print_totals(totals: _Totals, took_s: float, console: Console) -> None:
     )
     if totals.failed:
         shown = ", ".join(map(str, sorted(totals.failed)[:20]))
-        console.print(f"failed: {shown}; replay with  make sim SEED={min(totals.failed)}")
+        console.print(f"failed: {shown}; replay with  make sim SEED={min(totals.failed)} STATE={dice.value}")
 
 
 if __name__ == "__main__":
