@@ -1,5 +1,6 @@
 """What a store on HDFS does beyond the conformance suite: leftovers, renames of unknown outcome, its own layout."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_a_loser_that_was_killed_inside_the_winners_folder_changes_nothing(tmp_p
     store.delete("log/1")
     assert store.list() == []
     assert store.create("log/1", b"next") == Created()
+
+
+class Pieces(list[bytes]):
+    """The second one cannot be had any more."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"first"
+        raise ValueError("nobody waits for it")
+
+
+def test_an_upload_that_ends_in_its_midst_leaves_nothing(tmp_path: Path) -> None:
+    store = HadoopFiles(LOCATION, hdfs_in(tmp_path), "/chk")
+    with pytest.raises(ValueError, match="nobody waits"):
+        store.put("shared/1.sst", Pieces())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_created_file_can_be_replaced_and_a_replaced_one_not_created(tmp_path: Path) -> None:

@@ -5,8 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
@@ -134,6 +138,62 @@ def test_a_remote_failure_of_unknown_outcome_may_have_happened() -> None:
 
     with pytest.raises(MayHaveHappened, match=r"s3://b/a may or may not be written: connection reset\.$"):
         ObjectStore("s3://b", Failing()).create("a", b"1")
+
+
+class Living(Sequence[bytes]):
+    """Pieces that are made when they are asked for; counts how many there are at a time. The last may be missing."""
+
+    def __init__(self, count: int, *, lacks_last: bool = False) -> None:
+        self.count, self.most, self._lacks_last = count, 0, lacks_last
+        self._alive = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, at: Any) -> Any:
+        if at >= self.count:
+            raise IndexError(at)
+        if self._lacks_last and at == self.count - 1:
+            raise DidNotHappen("nobody waits for it.")
+        piece = np.full(1 << 20, at, np.uint8)
+        self._alive += 1
+        weakref.finalize(piece, self._ended)
+        self.most = max(self.most, self._alive)
+        return memoryview(piece)
+
+    def _ended(self) -> None:
+        self._alive -= 1
+
+
+class Reading(MemoryStore):
+    """Takes piece by piece and keeps none."""
+
+    def put(self, path: str, file: Any, **_: Any) -> Any:
+        self.__class__.length = 0
+        for piece in file:
+            self.__class__.length += len(piece)
+
+    length = 0
+
+
+def test_a_large_file_is_in_memory_bit_by_bit_while_it_is_sent_to_a_remote_store() -> None:
+    pieces = Living(40)
+    ObjectStore("s3://b", Reading()).put("a", pieces)
+    assert Reading.length == 40 << 20
+    assert pieces.most <= 8
+
+
+def test_a_file_that_nobody_waits_for_any_more_ends_in_its_midst_as_it_says() -> None:
+    with pytest.raises(DidNotHappen, match=r"^nobody waits for it\.$"):
+        ObjectStore("s3://b", Reading()).put("a", Living(40, lacks_last=True))
+    with pytest.raises(DidNotHappen, match=r"^nobody waits for it\.$"):
+        ObjectStore("s3://b", MemoryStore()).put("a", Living(40, lacks_last=True))
+
+
+def test_a_large_file_arrives_whole() -> None:
+    store = ObjectStore("s3://b", MemoryStore())
+    store.put("a", Living(12))
+    assert store.read("a") == b"".join(bytes([at]) * (1 << 20) for at in range(12))
 
 
 def test_a_remote_refusal_did_not_happen() -> None:

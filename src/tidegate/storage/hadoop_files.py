@@ -146,8 +146,12 @@ class HadoopFiles:
             with self.files.open_output_stream(unfinished) as file:
                 for piece in pieces_of(data):
                     file.write(piece)
-        except _FAILURES as error:
-            raise DidNotHappen(f"{self._name(path)} could not be written: {_first_line(error)}.") from error
+        except Exception as error:
+            with suppress(*_FAILURES):  # nobody lists it, so nobody else would ever remove it
+                self.files.delete_file(unfinished)
+            if isinstance(error, _FAILURES):
+                raise DidNotHappen(f"{self._name(path)} could not be written: {_first_line(error)}.") from error
+            raise
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[Any]:

@@ -69,10 +69,6 @@ def written_state_file(slot: SlotIndex, token: str) -> str:
     return f"{slot}-{_plain(token)}.state"
 
 
-def savepoint_folder(checkpoint: CheckpointId, generation: Generation) -> str:
-    return f"{SAVEPOINTS}/{checkpoint}-g{generation}"
-
-
 def shared_file(name: str) -> str:
     return f"{SHARED}/{_plain(name)}"
 

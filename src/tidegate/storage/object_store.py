@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,10 +80,31 @@ class ObjectStore:
         return Created()
 
     def put(self, path: str, data: Data) -> None:
-        pieces = list(pieces_of(data))
-        is_small = sum(len(piece) for piece in pieces) < _JOIN_BELOW_BYTES
+        pieces = pieces_of(data)
+        first = list(_up_to(pieces, _JOIN_BELOW_BYTES))
         with _writing(self._name(path)):
-            self.remote.put(path, b"".join(pieces) if is_small else iter(pieces))
+            if sum(map(len, first)) < _JOIN_BELOW_BYTES:
+                self.remote.put(path, b"".join(first))
+            else:
+                self._put_parts(path, chain(first, pieces))
+
+    def _put_parts(self, path: str, pieces: Iterator[memoryview]) -> None:
+        """Each piece is asked for when there is room for it. What asking raises comes out as it was."""
+        failed: list[Exception] = []
+
+        def asked() -> Iterator[memoryview]:
+            try:
+                yield from pieces
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            self.remote.put(path, asked())
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
 
     def list(self, prefix: str = "") -> list[str]:
         with _reading(self._name(prefix)):
@@ -98,6 +120,13 @@ class ObjectStore:
 
     def _name(self, path: str) -> str:
         return f"{self.location.rstrip('/')}/{path}"
+
+
+def _up_to(pieces: Iterator[memoryview], least_bytes: int) -> Iterator[memoryview]:
+    """So many that they have at least that many bytes, or all."""
+    while least_bytes > 0 and (piece := next(pieces, None)) is not None:
+        least_bytes -= len(piece)
+        yield piece
 
 
 @contextmanager
