@@ -442,6 +442,21 @@ def test_a_shared_file_lives_as_long_as_a_retained_manifest_names_it(place: Plac
     assert place.store.list("shared") == [SHARED_2]
 
 
+def test_a_file_that_was_stored_for_what_became_a_savepoint_goes(place: Place, tmp_path: Path) -> None:
+    job = place.started()
+    # Slots store ahead of a barrier, and do not know yet what it will be for.
+    place.store.put(SHARED_1, STATE)
+    stored = manifest(1, is_savepoint=True, shared=[SHARED_1])
+    LocalFiles(tmp_path / "mine").put("0.state", STATE)
+    LocalFiles(tmp_path / "mine").put(SHARED_1, STATE)
+    job.complete(stored, location=str(tmp_path / "mine"))
+    place.take(job, manifest(2, shared=[SHARED_2]))
+    place.take(job, manifest(3, shared=[SHARED_2]))
+    job.retire(NOTHING_PENDING)
+    assert place.store.list("shared") == [SHARED_2]
+    assert LocalFiles(tmp_path / "mine").list("shared") == [SHARED_1], "the savepoint has its own"
+
+
 def test_a_shared_file_waits_for_the_checkpoints_under_way_that_may_refer_to_it(place: Place) -> None:
     job = place.started(keep=KeepNumber(1))
     place.take(job, manifest(1, shared=[SHARED_1]))

@@ -343,7 +343,7 @@ class DurableJob:
                 output=self._rolling_back.noted_output(manifest),
             )
         )
-        self._register(manifest.checkpoint, _shared_files(manifest))
+        self._register(manifest.checkpoint, _shared_files(manifest) if location is None else frozenset())
         return path if location is None else location
 
     def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
