@@ -12,6 +12,7 @@ from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
 from tidegate.state.row_log import Part, RowLog
 from tidegate.state.sst_files import Folder
+from tidegate.state.stepwise_file import Pieces, StepwiseFile
 from tidegate.testing.state_suite import restored_from
 
 ALL = KeyGroupRange(0, 8)
@@ -92,6 +93,42 @@ def test_what_could_not_be_written_is_never_stored(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(DidNotHappen, match="could not be written"):
             files_of(log.section())
+
+
+def test_what_could_be_written_in_part_is_written_again_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_in(tmp_path / "slot")
+    file = log.append(parts(b"first", b"second", b"third"), 3)
+    section, write, failures = log.section(), StepwiseFile._write, ["No space left on device"]
+
+    def half(file: StepwiseFile, pieces: Pieces | None) -> None:
+        if file.written_bytes and failures:
+            file.path.write_bytes(b"firstse")
+            raise OSError(failures.pop())
+        write(file, pieces)
+
+    monkeypatch.setattr(StepwiseFile, "_write", half)
+    with pytest.raises(DidNotHappen, match="No space left"):
+        files_of(section)
+    assert file.has_failed()
+    assert list(files_of(log.section()).values()) == [b"firstsecondthird"]
+    assert not file.has_failed()
+
+
+def test_a_part_that_cannot_be_made_is_never_left_out(tmp_path: Path) -> None:
+    def broken() -> list[memoryview]:
+        raise ValueError("cannot be encoded")
+
+    log = log_in(tmp_path / "slot")
+    log.append([*parts(b"a"), broken, *parts(b"b")], 3)
+    for _ in range(2):
+        with pytest.raises(DidNotHappen, match="cannot be encoded"):
+            files_of(log.section())
+
+
+def test_state_is_for_its_owner_alone(tmp_path: Path) -> None:
+    log = RowLog(ALL, Folder(tmp_path / "spark" / "slot"))
+    log.append(parts(b"a"), 1)
+    assert (tmp_path / "spark" / "slot").stat().st_mode & 0o077 == 0
 
 
 def described(version: int, names: Sequence[str]) -> memoryview:

@@ -71,6 +71,7 @@ class AggregateOperator:
                 slots = self._slots_of(stored)
                 self._calls.restore(slots, stored.columns[self._spec.key_count :])
                 self._touch(slots)
+                self._leave_what_does_not_fit()
         if self._spec.key_count == 0 and 0 in context.key_groups and self._index.count == 0:
             # Without keys there is one group, also when no row came.
             self._add_only_group()
@@ -126,12 +127,11 @@ class AggregateOperator:
         if found.has_more:
             return True
         self._clear_fired()
-        if self._on_disk is not None and self._on_disk.bring_due(self._expiry, count):
-            return True
+        # Before others come from the disk: there may be many times as many as memory holds.
         if self._dead > max(_FEW_GROUPS, self._index.count // 2):
             self._compaction = Compaction(self._index, self._live(), self._arrays())
             return True
-        return False
+        return self._on_disk is not None and self._on_disk.bring_due(self._expiry, count)
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """Groups that are left end after the watermark, so none of their rows will be late behind it."""
@@ -193,10 +193,11 @@ class AggregateOperator:
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
         self._on_disk = self._rows_on_disk(store, restored)
-        self._on_disk.restore(restored)
+        self._on_disk.restore(restored, self._leave_what_does_not_fit)
         live = self._live()
         if not live.all():
             self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
+        self._leave_what_does_not_fit()
         return [section for section in restored if not RowsOnDisk.is_own(section)]
 
     def _begun_on_disk(self, store: RowStore) -> RowsOnDisk | None:
@@ -247,6 +248,12 @@ class AggregateOperator:
             disk.begin_leaving(size_bytes, np.zeros(self._index.count, np.bool_) if is_append else self._dirty.used)
         if disk.is_leaving() and disk.write_leaving(added):
             self._compaction = Compaction(self._index, self._live(), self._arrays())
+
+    def _leave_what_does_not_fit(self) -> None:
+        """At once, while groups are restored: they may be those of more slots, or of one with all in memory."""
+        disk = self._on_disk
+        while disk is not None and (self._compaction or disk.is_leaving() or disk.is_full(self._size_bytes())):
+            self._leave_some(disk, 0, lambda _: None)
 
     def _size_bytes(self) -> int:
         expiry_bytes = 0 if self._expiry is None else self._expiry.size_bytes()

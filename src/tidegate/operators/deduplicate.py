@@ -59,6 +59,7 @@ class DeduplicateOperator:
                 self.restore(slots, stored)
                 if self._on_disk is not None:
                     self._on_disk.touch(slots)
+                self._leave_what_does_not_fit()
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         rows = self._in_time(rows)
@@ -100,12 +101,13 @@ class DeduplicateOperator:
         self._dead += len(found.slots)
         if self._on_disk is not None:
             self._on_disk.end(found.slots)
-        if found.has_more or (self._on_disk is not None and self._on_disk.bring_due(self._expiry, MOST_FOUND)):
+        if found.has_more:
             return True
+        # Before others come from the disk: there may be many times as many as memory holds.
         if self._dead > max(_FEW_KEYS, self._index.count // 2):
             self._compaction = Compaction(self._index, self._live(), self._arrays())
             return True
-        return False
+        return self._on_disk is not None and self._on_disk.bring_due(self._expiry, MOST_FOUND)
 
     def _has_compacted(self, compaction: Compaction) -> bool:
         """Does a part of it; whether that was the last."""
@@ -198,10 +200,11 @@ class DeduplicateOperator:
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
         self._on_disk = self._rows_on_disk(store, restored)
-        self._on_disk.restore(restored)
+        self._on_disk.restore(restored, self._leave_what_does_not_fit)
         live = self._live()
         if not live.all():
             self._take_over(kept(self._index, np.flatnonzero(live), self._arrays()))
+        self._leave_what_does_not_fit()
         return [section for section in restored if not RowsOnDisk.is_own(section)]
 
     def _begun_on_disk(self, store: RowStore) -> RowsOnDisk | None:
@@ -241,6 +244,12 @@ class DeduplicateOperator:
             disk.begin_leaving(size_bytes, np.zeros(self._index.count, np.bool_))
         if disk.is_leaving() and disk.write_leaving(added):
             self._compaction = Compaction(self._index, self._live(), self._arrays())
+
+    def _leave_what_does_not_fit(self) -> None:
+        """At once, while keys are restored: they may be those of more slots, or of one with all in memory."""
+        disk = self._on_disk
+        while disk is not None and (self._compaction or disk.is_leaving() or disk.is_full(self._size_bytes())):
+            self._leave_some(disk, 0)
 
     def _size_bytes(self) -> int:
         return self._index.size_bytes() + self._expiry.size_bytes()

@@ -127,15 +127,13 @@ class EvictedRows:
             return None
         found: list[tuple[bytes, bytes]] = []
         for group in own:
-            while self._first_ends_us[group] <= watermarks_us[group] and len(found) < most:
-                start = _end_bytes(self._first_ends_us[group])
-                entries = self._state.entries_from(group, start, most - len(found))
-                ended = [entry for entry in entries if _end_from(entry[0]) <= watermarks_us[group]]
-                if ended:
-                    self._first_ends_us[group] = _end_from(ended[0][0])
-                    found += ended
-                    break
-                self._first_ends_us[group] = _end_from(entries[0][0]) if entries else _NEVER_US
+            if self._first_ends_us[group] > watermarks_us[group] or len(found) == most:
+                continue
+            start, behind = _end_bytes(self._first_ends_us[group]), _end_bytes(int(watermarks_us[group]) + 1)
+            ended = self._state.entries_from(group, start, most - len(found), end=behind)
+            found += ended
+            first = ended or self._state.entries_from(group, behind, 1)
+            self._first_ends_us[group] = _end_from(first[0][0]) if first else _NEVER_US
         return self._rows_of(found) if found else None
 
     # -- all

@@ -166,12 +166,8 @@ class RowStore:
         self.runs.append(Run(rows, hashes, ends_us, has_partner, np.ones(len(hashes), dtype=np.bool_), numbers))
         self._merge_like_sizes()
 
-    def candidates(self, hashes: Hashes) -> Iterator[Pairs]:
-        """Rows that are there with the hashes asked for, a bounded number at a time; quickest if those ascend."""
-        return pairs_of(self.found(hashes))
-
     def found(self, hashes: Hashes) -> Iterator[Candidates]:
-        """By run, the rows with the hashes asked for."""
+        """By run, the rows with the hashes asked for; quickest if those ascend."""
         for run in self.runs:
             first = np.searchsorted(run.hashes, hashes, side="left")
             hits = np.flatnonzero(run.hashes[np.minimum(first, len(run.hashes) - 1)] == hashes)

@@ -371,8 +371,11 @@ class LoggedRows:
 
     # -- restoring
 
-    def restore(self, sections: Sequence[RestoredSection]) -> None:
-        """Leaves slots of keys that are gone, which are not live."""
+    def restore(self, sections: Sequence[RestoredSection], on_log: Callable[[], None]) -> None:
+        """Leaves slots of keys that are gone, which are not live. `on_log`: whenever one of several logs is read.
+
+        Not before it is: its keys must stay in memory so that older rows of them are passed over.
+        """
         logs = [section for section in sections if section.name == ROW_LOG_SECTION]
         if len(logs) == 1 and logs[0].key_groups == self._log.key_groups:
             self._log.adopt(logs[0])
@@ -383,6 +386,7 @@ class LoggedRows:
         for section in logs:
             for path in self._log.fetched(section):
                 self._replay(path, lambda slots: self.touch(slots))
+            on_log()
 
     def _take_in_file(self, file: LogFile) -> None:
         self._live_in[file.number] = 0

@@ -98,9 +98,9 @@ class RowsOnDisk:
     def is_own(section: RestoredSection) -> bool:
         return section.name in (ROW_LOG_SECTION, ROCKSDB_SECTION)
 
-    def restore(self, sections: Sequence[RestoredSection]) -> None:
-        """Once the operator has room for rows. Leaves slots that are not live."""
-        self._logged.restore(sections)
+    def restore(self, sections: Sequence[RestoredSection], leave: Callable[[], None]) -> None:
+        """Once the operator has room for rows. Leaves slots that are not live. `leave`: what there is no room for."""
+        self._logged.restore(sections, leave)
         if self._evicted is not None and self._evicted.has_any:
             # They may be there too, as they were before.
             self._stored.used[:] = True

@@ -62,8 +62,11 @@ class HeapState:
         for key_group, key in zip(key_groups, keys, strict=True):
             self.delete(key_group, key)
 
-    def entries_from(self, key_group: int, start: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        return sorted(entry for entry in self._groups.get(key_group, {}).items() if entry[0] >= start)[:most]
+    def entries_from(
+        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        entries = self._groups.get(key_group, {}).items()
+        return sorted(entry for entry in entries if entry[0] >= start and (end is None or entry[0] < end))[:most]
 
     def size_bytes(self) -> int:
         return self._size_bytes

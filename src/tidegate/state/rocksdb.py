@@ -104,12 +104,14 @@ class RocksState:
         if self._family is not None or self.held is not None:
             self._write([(key, None) for key in _stored_keys(key_groups, keys)])
 
-    def entries_from(self, key_group: int, start: bytes, most: int) -> list[tuple[bytes, bytes]]:
+    def entries_from(
+        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None
+    ) -> list[tuple[bytes, bytes]]:
         if self.held is not None:
             self._backend.settle()
         if self._family is None:
             return []
-        entries = entries_of(self._family, key_group, key_group + 1, start)
+        entries = entries_of(self._family, key_group, key_group + 1, start, end)
         return list(islice(self._walk(entries), most))
 
     def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:

@@ -165,10 +165,15 @@ def prefix_of(key_group: int) -> bytes:
     return _GROUP.pack(key_group)
 
 
-def entries_of(family: Rdict, first: int, last: int, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    """Of these key groups, as they are at the moment of the call, with their whole keys; of the first from `start`."""
+def entries_of(
+    family: Rdict, first: int, last: int, start: bytes = b"", end: bytes | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Of these key groups, as they are at the moment of the call, with their whole keys.
+
+    Of the first from `start`; and only those of it below `end`, if that is given.
+    """
     bounds = ReadOptions()
-    bounds.set_iterate_upper_bound(prefix_of(last))
+    bounds.set_iterate_upper_bound(prefix_of(last) if end is None else prefix_of(first) + end)
     iterator = family.iter(bounds)
     iterator.seek(prefix_of(first) + start)
     return _walk(iterator, bounds)

@@ -158,8 +158,9 @@ class RowLog:
     def _home(self) -> Folder:
         if self._folder is None:
             assert self._slot_folder is not None, "not closed"
+            self._slot_folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._slot_folder.path / f"{self._token}-rows"
-            path.mkdir(parents=True)
+            path.mkdir()
             self._folder = Folder(path, inside=self._slot_folder)
         return self._folder
 

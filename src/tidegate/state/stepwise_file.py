@@ -33,6 +33,8 @@ class StepwiseFile:
         self._folder = folder
         self._noun = noun
         self._unwritten: Iterator[Pieces] | None = None if parts is None else iter(parts)
+        # The one that is being written; what stands behind the last one is None.
+        self._part: list[Pieces | None] = []
         self._error: DidNotHappen | None = None
         weakref.finalize(self, remove, self.path)
 
@@ -43,17 +45,22 @@ class StepwiseFile:
         return self._error is not None
 
     def steps(self) -> Iterator[None]:
-        """Writes it, a part in each step; several may do so in turns, each then finds less to do."""
+        """Writes it, a part in each step; several may do so in turns, each then finds less to do.
+
+        A part that could not be written is tried again by whoever asks next: the disk may have room again.
+        """
         while not self.is_written():
-            if self._error is not None:
-                raise self._error
             assert self._unwritten is not None
+            if self._error is not None and not self._part:
+                raise self._error  # there is nothing to try again: making the part has failed
             try:
-                self._write(next(self._unwritten, None))
+                if not self._part:
+                    self._part = [next(self._unwritten, None)]
+                self._write(*self._part)
             except Exception as error:
-                # It may hold half a part, and lack the rest: nobody may store it any more.
                 self._error = DidNotHappen(f"{self._noun} could not be written to {self.path}: {error}.")
                 raise self._error from error
+            self._part, self._error = [], None
             if self._unwritten is not None:
                 yield
 
@@ -66,7 +73,10 @@ class StepwiseFile:
             self._unwritten = None
             return
         with open(self.path, "ab") as file:
+            # An earlier attempt may have left half of it.
+            file.truncate(self.written_bytes)
             file.writelines(pieces)
+            file.flush()
             self.written_bytes = file.tell()
 
 
