@@ -54,3 +54,26 @@ def test_keys_that_share_a_byte_are_all_known() -> None:
     seen = KeysSeen()
     seen.add(hashes, most_bytes=_ENOUGH)
     assert seen.may_hold(hashes).all()
+
+
+def test_a_table_goes_when_all_its_keys_have_ended() -> None:
+    seen = KeysSeen()
+    for second in range(1, 40):
+        hashes = hashes_of(5_000 * second, 5_000 * (second + 1))
+        seen.add(hashes, most_bytes=_ENOUGH, last_end_us=10 * second)
+        seen.forget_ended(10 * second - 20)
+        assert seen.may_hold(hashes).all()
+        assert seen.may_hold(hashes_of(5_000 * (second - 1), 5_000 * second)).all() or second == 1
+    # Two seconds of keys are there, however long it lasts.
+    assert seen.size_bytes() < 4 * 5_000 * 10
+    seen.forget_ended(10 * 39)
+    assert seen.size_bytes() == 0
+
+
+def test_a_key_that_comes_again_and_ends_later_is_known_until_then() -> None:
+    seen, hashes = KeysSeen(), hashes_of(0, 100)
+    seen.add(hashes, most_bytes=_ENOUGH, last_end_us=10)
+    seen.add(hashes_of(100, 30_000), most_bytes=_ENOUGH, last_end_us=20)
+    seen.add(hashes, most_bytes=_ENOUGH, last_end_us=30)
+    seen.forget_ended(29)
+    assert seen.may_hold(hashes).all()

@@ -1,5 +1,6 @@
 """What RocksDB adds to the conformance suite: files that are stored once, folders that go, state of the heap."""
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -350,6 +351,23 @@ def test_a_file_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(b"0123456")
     with pytest.raises(DidNotHappen, match="is shorter than when it was written"):
         chunks[1]
+
+
+@pytest.mark.parametrize("content", [b"", b"0123", b"0123456789"])
+def test_a_stored_file_is_copied_piece_by_piece(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sst_files, "_CHUNK_BYTES", 4)
+    one, other = LocalFiles(tmp_path / "one"), LocalFiles(tmp_path / "other")
+    one.put("shared/a.sst", content)
+    stored = StoredFile(one, SharedFile("shared/a.sst", len(content), zlib.crc32(content)))
+    stored.copy_to(other)
+    assert other.read("shared/a.sst") == content
+    one.put("shared/a.sst", content + b"more")
+    other.delete("shared/a.sst")
+    with pytest.raises(Damaged, match=r"a\.sst is not the file that the manifest speaks of"):
+        stored.copy_to(other)
+    assert other.list() == []
 
 
 def test_state_comes_back_from_a_store(backends: Backends, tmp_path: Path) -> None:

@@ -87,13 +87,16 @@ class EvictedRows:
         """Columns of whole rows. Knowing which keys these are takes no more memory than that."""
         keys, values = rows[: self._key_count], rows[self._key_count :]
         named = self._named(keys, hashes)
+        last_end_us = _NEVER_US
         if self._ends_of is not None:
-            np.minimum.at(self._first_ends_us, named.key_groups, self._ends_of(keys))
+            ends_us = self._ends_of(keys)
+            np.minimum.at(self._first_ends_us, named.key_groups, ends_us)
+            last_end_us = int(ends_us.max(initial=_LEAST_US))
         encoded = self._values.encode(values, len(hashes))
         self._state.put_many(named.key_groups, named.stored, [_FORMAT + row for row in encoded])
         self.has_any = True
         if self._seen is not None:
-            self._seen.add(hashes, most_bytes=most_seen_bytes)
+            self._seen.add(hashes, most_bytes=most_seen_bytes, last_end_us=last_end_us)
 
     def get(self, index: KeyIndex, slots: Slots) -> tuple[Slots, pa.RecordBatch | None]:
         """Of those slots, the ones whose keys have an entry, and their rows."""
@@ -125,6 +128,9 @@ class EvictedRows:
         """
         if self._ends_of is None:
             return None
+        if self._seen is not None:
+            # Rows of keys that have ended in every key group are late, and not looked up.
+            self._seen.forget_ended(int(watermarks_us[own.start : own.stop].min()))
         found: list[tuple[bytes, bytes]] = []
         for group in own:
             if self._first_ends_us[group] > watermarks_us[group] or len(found) == most:

@@ -8,7 +8,7 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -20,7 +20,7 @@ from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import ROCKSDB_SECTION, LocalFile, RestoredSection, Section
 from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import SharedFile
-from tidegate.storage.store import Buffer, ReadableStore
+from tidegate.storage.store import Buffer, ReadableStore, Store
 
 _TABLE_SUFFIX = ".sst"
 # RocksDB's list of its table files, and which list counts; the last one tells that keys are plain bytes.
@@ -132,14 +132,27 @@ class StoredFile:
     file: SharedFile
 
     def __call__(self, target: Path) -> None:
-        at = crc32 = 0
         with open(target, "wb") as written:
-            while at < self.file.length:
-                length = min(_CHUNK_BYTES, self.file.length - at)
-                chunk = self.store.read_range(self.file.path, start=at, length=length)
-                crc32 = zlib.crc32(chunk, crc32)
-                written.write(chunk)
-                at += length
+            written.writelines(self.chunks())
+
+    def copy_to(self, store: Store) -> None:
+        """Under the same path."""
+        store.put(self.file.path, self.chunks())
+
+    def chunks(self) -> Iterator[bytes]:
+        """Raises `Damaged` before the last one if it is not the file."""
+        crc32 = 0
+        for at in range(0, self.file.length, _CHUNK_BYTES):
+            length = min(_CHUNK_BYTES, self.file.length - at)
+            chunk = self.store.read_range(self.file.path, start=at, length=length)
+            crc32 = zlib.crc32(chunk, crc32)
+            if at + length == self.file.length:
+                self._check(crc32)
+            yield chunk
+        if self.file.length == 0:
+            self._check(crc32)
+
+    def _check(self, crc32: int) -> None:
         if crc32 != self.file.crc32 or self.store.size(self.file.path) != self.file.length:
             raise Damaged(
                 f"{self.file.path} is not the file that the manifest speaks of: restore it from a backup, or start "

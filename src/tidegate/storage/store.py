@@ -7,7 +7,7 @@ Owns the outcomes of storage calls: every write either happened, did not, or may
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +18,7 @@ from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, Missin
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Data: TypeAlias = Buffer | Sequence[Buffer]
+Data: TypeAlias = Buffer | Iterable[Buffer]
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 # Of what Hadoop knows, those whose rename is one step: what copies and deletes instead may have two winners.

@@ -40,6 +40,7 @@ from tidegate.protocol.rescale import (
 )
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection
+from tidegate.state.sst_files import StoredFile
 from tidegate.storage import layout
 from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
@@ -277,9 +278,7 @@ class StoredFiles:
         """Those beside a section of state; they keep their paths, by which the section names them."""
         files = list(self.with_files(stored.key.task, _restored(stored))[1].values())
         for file in files:
-            data = self._store.read(file.path)
-            check_sum(data, FileSum(file.length, file.crc32), name=file.path)
-            to.put(file.path, data)
+            StoredFile(self._store, file).copy_to(to)
         return files
 
     def parallelism_of(self, vertex: VertexId) -> int:
