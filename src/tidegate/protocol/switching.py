@@ -17,6 +17,7 @@ RATE_HALF_LIFE_MS: Final = 1000.0
 # About ten slices: the first calls of user code are slow (imports, caches) and are not its rate.
 KNOWN_AFTER_MS: Final = 100.0
 
+# As much as grants, which come in lumps, make an average of seconds swing.
 STEADY_WITHIN: Final = 1 / 8
 
 
