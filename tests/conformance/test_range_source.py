@@ -157,6 +157,28 @@ def test_a_range_without_partitions_is_passed_and_remembered() -> None:
     assert again.drain() == []
 
 
+@dataclass
+class FromNowOn(Numbers):
+    """Begins with what comes next, whenever it is asked."""
+
+    def initial_offset(self) -> str:
+        return str(self.total)
+
+    def latest_offset(self, start: str) -> str:
+        return str(self.total)
+
+
+def test_a_stream_that_begins_with_what_comes_next_begins_once() -> None:
+    run, opened = run_of(FromNowOn(total=10, step=20), available_now=False)
+    assert not run.enumerator.discover()
+    opened.total = 30
+    run.discover()
+    while run.poll(0) | run.poll(1):
+        pass
+    assert sorted(run.rows) == [(i,) for i in range(10, 30)]
+    run.close()
+
+
 def test_what_is_committed_is_forgotten_and_never_read_again() -> None:
     stream = Numbers(total=5_500, step=20)
     run, _ = run_of(stream, available_now=False)

@@ -144,6 +144,11 @@ def test_stop_with_a_savepoint_prints_its_path(running: Running) -> None:
     assert running.control.asked == [("stop with savepoint", "mine", False)]
 
 
+def test_stop_with_a_savepoint_nowhere_does_not_stop_without_one(running: Running) -> None:
+    run("stop", str(running.location), "--savepoint", "")
+    assert ("stop",) not in running.control.asked
+
+
 def test_jobs_lists_who_listens(running: Running) -> None:
     port = running.url.rpartition(":")[2]
     code, said = run("jobs", "--port", port)

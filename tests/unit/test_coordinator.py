@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,8 +18,8 @@ from tidegate.coordinator.launch import Launched, LaunchExit
 from tidegate.coordinator.roster import RosterEvent
 from tidegate.model.clock import SystemClock
 from tidegate.model.errors import DidNotHappen, UserCodeFailure
-from tidegate.model.ids import CheckpointId
-from tidegate.network.messages import Deploy, ToSlot
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex
+from tidegate.network.messages import Deploy, Progress, ToSlot
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import MapInArrow, Scan, Sink
 from tidegate.protocol.restart import FixedDelay, RestartStrategy
@@ -259,6 +260,29 @@ def test_a_generation_that_never_comes_up_counts_as_an_attempt(folder: Path, mon
     assert job.wait(PATIENCE_S), f"{len(attempts)} attempts and no end"
     assert len(attempts) == 3
     assert isinstance(job.failure(), DidNotHappen)
+
+
+def test_nothing_is_drained_while_sources_are_looked_at() -> None:
+    class Looking:
+        rounds = 0
+        assigned = 0
+
+        def look_now(self) -> None: ...
+        def are_complete(self) -> bool:
+            return False
+
+        def next_deadline_ms(self) -> float:
+            return float("inf")
+
+    draining = Draining()
+    splits: Any = Looking()
+    draining.ask(threading.Event())
+    idle = Progress(Generation(1), is_idle=True, splits_received=0, tasks=[])
+    for _ in range(4):
+        draining.on_progress(SlotIndex(0), idle)
+    assert not draining.wants_checkpoint({SlotIndex(0): idle}, splits, slots=1)
+    splits.rounds = 2
+    assert draining.wants_checkpoint({SlotIndex(0): idle}, splits, slots=1)
 
 
 def test_a_restart_drains_anew() -> None:

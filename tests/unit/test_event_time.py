@@ -120,6 +120,15 @@ def test_event_time_is_not_told_more_often_than_the_interval() -> None:
     assert time.next_telling_ms() is None
 
 
+def test_before_the_end_everything_is_told_at_once() -> None:
+    time = started(Timers([]))
+    time.hurry()
+    time.on_input(10)
+    assert time.advance(10, 100.0) == 10
+    time.on_input(20)
+    assert time.advance(10, 101.0) == 20
+
+
 def test_the_end_of_event_time_is_told_at_once_and_after_the_last_timer() -> None:
     log: list[str] = []
     time = started(Timers(log, due=[7, 1 << 60]))

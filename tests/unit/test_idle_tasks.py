@@ -1,9 +1,12 @@
 """When a task says that it is idle, and when it counts again: event time must not pass rows that are on their way."""
 
+import pyarrow as pa
+
 from tests.unit.test_task import CHANNELS, ONE, Made, gate_of, rows
 from tidegate.connectors.contract import EndOfSource, NothingNow, Rows
 from tidegate.model.elements import EndOfInput, Idle, Watermark
 from tidegate.network.messages import BarrierSent
+from tidegate.operators.contract import Emit, Stateless
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark
 from tidegate.worker.gate import RecoveredWatermarks
 from tidegate.worker.output import GATHER_MS
@@ -67,6 +70,42 @@ def test_a_source_is_not_idle_while_its_rows_are_on_their_way() -> None:
         assert Idle() not in made.run(2)
     made.consume()
     assert made.run(2) == [Idle()]
+
+
+class GivesAtTheBarrier(Stateless):
+    """As a function that collects: what it was given comes out when its epoch ends."""
+
+    def __init__(self) -> None:
+        self.collected: list[pa.RecordBatch] = []
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        self.collected.append(rows)
+
+    def before_barrier(self, emit: Emit) -> None:
+        for batch in self.collected:
+            emit(batch)
+        self.collected = []
+
+    def is_amid_call(self) -> bool:
+        return bool(self.collected)
+
+
+def test_a_task_is_not_idle_while_its_function_may_have_rows_for_the_barrier() -> None:
+    """Event time downstream would pass them, and they would be late."""
+    made = Made(answers=[Rows(rows(1)), NothingNow(10.0)], operators=[GivesAtTheBarrier()], idle_after_ms=15.0)
+    found = []
+    for _ in range(5):
+        found += made.run(2)
+        made.clock.advance(10.0)
+    assert Idle() not in found
+    made.trigger(ONE)
+    found = made.run(4)
+    made.consume()
+    for _ in range(3):
+        made.clock.advance(10.0)
+        found += made.run(2)
+        made.consume()
+    assert [1] in found and found[-1] == Idle()
 
 
 def test_a_source_that_was_idle_has_rows_at_once_and_moves_event_time_when_others_had_time_to_wake() -> None:

@@ -70,6 +70,16 @@ def test_the_gate_is_idle_when_all_inputs_are() -> None:
     assert not watermarks.is_idle
 
 
+def test_an_input_that_has_ended_does_not_keep_the_gate_from_being_idle() -> None:
+    watermarks = gate()
+    for channel in (LEFT, OTHER_LEFT):
+        watermarks.on_watermark(channel, 100)
+        watermarks.on_end(channel)
+    assert watermarks.on_idle(RIGHT) == [BecomeIdle()]
+    assert watermarks.on_rows(RIGHT) == (BecomeActive(),)
+    assert watermarks.on_end(RIGHT) == [], "nor is one idle that has ended"
+
+
 def test_what_a_snapshot_stored_is_where_it_goes_on() -> None:
     watermarks = gate()
     watermarks.on_watermark(LEFT, 10)

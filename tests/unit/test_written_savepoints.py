@@ -293,6 +293,15 @@ def test_a_savepoint_without_all_its_slots_does_not_come_to_exist(tmp_path: Path
     assert not (tmp_path / "new" / "manifest.json").exists()
 
 
+def test_savepoints_in_folders_below_are_left_alone(tmp_path: Path) -> None:
+    others = [tmp_path / "new" / "savepoint-9-g1" / "0.state", tmp_path / "new" / "0.state"]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(b"somebody else's")
+    write(new(tmp_path / "new"), ("a", 1, None))
+    assert all(other.exists() for other in others)
+
+
 def test_files_of_attempts_that_failed_are_removed(tmp_path: Path) -> None:
     target = new(tmp_path / "new")
     target.write_slot(0, [], token="failed")

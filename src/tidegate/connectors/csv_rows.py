@@ -47,14 +47,16 @@ class CsvColumns:
         return joined(pieces) if pieces else self._converted(*self._one_by_one(lines), lines)
 
     def _is_plain(self, lines: pa.Array) -> pa.Array:
+        # Read in bulk, a line with an end of line in it would be two: `lineSep` may be another.
+        is_one_line = pc.invert(pc.or_(pc.match_substring(lines, "\n"), pc.match_substring(lines, "\r")))
         bare = pc.and_(
             pc.equal(pc.count_substring(lines, self.marks.separator), len(self.names) - 1),
-            pc.invert(pc.match_substring(lines, self.marks.quote)),
+            pc.and_(is_one_line, pc.invert(pc.match_substring(lines, self.marks.quote))),
         )
         # The pattern costs ten times the look for a quote.
         if pc.all(bare, min_count=0).as_py():
             return bare
-        return pc.or_(bare, pc.match_substring_regex(lines, self._plain_line()))
+        return pc.or_(bare, pc.and_(is_one_line, pc.match_substring_regex(lines, self._plain_line())))
 
     def _plain_line(self) -> str:
         quote, escape, separator = (

@@ -133,12 +133,20 @@ class _HiddenFile:
     file: EncodedFile
     rows: int = 0
     is_durable: bool = False
+    _failure: Exception | None = None
 
     def finish(self) -> None:
-        """May be called again, also when the file has been moved away."""
+        """May be called again, also when the file has been moved away; fails again if it has failed."""
+        if self._failure is not None:
+            # Arrow takes a file for closed whose end could not be written.
+            raise self._failure
         if not self.is_durable:
-            self.file.close()
-            sync_file(self.path)
+            try:
+                self.file.close()
+                sync_file(self.path)
+            except Exception as error:
+                self._failure = error
+                raise
             self.is_durable = True
 
     def drop(self) -> None:

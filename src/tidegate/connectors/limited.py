@@ -36,6 +36,7 @@ class LimitedReader:
         self._clock = clock
         self._allowed = 0.0
         self._counted_at_ms = clock.monotonic_ms()
+        self._has_more = True
 
     @property
     def wrapped(self) -> SourceReader:
@@ -56,10 +57,12 @@ class LimitedReader:
         self._allowed = min(self._allowed + earned, max(1.0, self._rows_per_s * _SAVED_S))
         self._counted_at_ms = now_ms
         if self._allowed < 1.0:
-            return NothingNow((1.0 - self._allowed) / self._rows_per_s * 1000.0)
+            return NothingNow((1.0 - self._allowed) / self._rows_per_s * 1000.0, is_behind=self._has_more)
         polled = self._reader.poll(min(max_rows, int(self._allowed)))
         if isinstance(polled, Rows):
             self._allowed -= polled.rows.num_rows
+        # If so, it then waits for its turn and not for rows: event time must not pass it meanwhile.
+        self._has_more = isinstance(polled, Rows) or (isinstance(polled, NothingNow) and polled.is_behind)
         return polled
 
     def lag_ms(self) -> float | None:

@@ -227,7 +227,10 @@ class RangeEnumerator:
         if self._is_complete or len(self._open) >= _MOST_OPEN_RANGES:
             return None
         stream = self._opened()
-        start = stream.initial_offset() if self._start is None else self._start
+        if self._start is None:
+            # Once: one that begins with what comes next would begin anew with each look.
+            self._start = stream.initial_offset()
+        start = self._start
         # Asked first: what comes between the two questions is found by the second.
         has_ended = self._available_now and stream.has_ended()
         end = stream.latest_offset(start)

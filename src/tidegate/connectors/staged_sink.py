@@ -107,6 +107,7 @@ class _OpenFile:
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
         # Arrow's own file, because it writes without the GIL.
+        self._failure: Exception | None = None
         self._file = pa.OSFile(str(path), "wb")
         self._parquet = pq.ParquetWriter(
             self._file, schema, compression="snappy", version="2.6", coerce_timestamps="us", store_schema=False
@@ -123,14 +124,21 @@ class _OpenFile:
         return bool(self._file.tell() >= _ROLL_AT_BYTES)
 
     def finish(self) -> None:
-        """May be called again."""
+        """May be called again; fails again if it has failed."""
+        if self._failure is not None:
+            # Arrow takes a file for closed whose end could not be written.
+            raise self._failure
         if self._file.closed:
             return
-        self._encode()
-        self._parquet.close()
-        self._file.close()
-        with open(self.path, "rb") as written:
-            os.fsync(written.fileno())
+        try:
+            self._encode()
+            self._parquet.close()
+            self._file.close()
+            with open(self.path, "rb") as written:
+                os.fsync(written.fileno())
+        except Exception as error:
+            self._failure = error
+            raise
 
     def drop(self) -> None:
         self._gathered = []

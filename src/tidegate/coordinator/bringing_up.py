@@ -23,6 +23,8 @@ from tidegate.worker.mailbox import Background
 _SLOTS_TIMEOUT_MS = 40_000.0
 # Slots that run have to import and connect, on a busy machine too; a restarted launch first waits for the old one.
 _SLOW_SLOTS_TIMEOUT_MS = 60_000.0
+# Slots that are all here read their state back, which may be large; one that dies shows on its connection.
+_RESTORING_TIMEOUT_MS = 3_600_000.0
 _NEVER_MS = float("inf")
 
 
@@ -157,7 +159,7 @@ class BringingUp:
             return  # several slots that join in one turn are all members when the first of them is looked at
         self._is_deployed = True
         self._since_ms = self._clock.monotonic_ms()
-        self._deadline_ms = self._since_ms + _SLOW_SLOTS_TIMEOUT_MS
+        self._deadline_ms = self._since_ms + _RESTORING_TIMEOUT_MS
         self._members.tell_all(
             Deploy(
                 basis.generation,

@@ -321,8 +321,11 @@ class Checkpointing:
         retained: list[CheckpointId] = []
 
         def retire() -> None:
-            self.durable.retire(pending, told=checkpoint)
-            retained.append(self.durable.oldest_retained())
+            try:
+                self.durable.retire(pending, told=checkpoint)
+            finally:
+                # Sources wait for it, whatever became of old files.
+                retained.append(self.durable.oldest_retained())
 
         self.storing.submit(retire, lambda error: self._on_retired(underway, retained, error))
         if underway.savepoint is not None:

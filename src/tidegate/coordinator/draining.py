@@ -48,7 +48,7 @@ class Draining:
             # Two: one round may be under way with a listing from before the call.
             self._rounds_wanted = splits.rounds + 2
             splits.look_now()
-        listed = splits.rounds >= self._rounds_wanted or splits.next_deadline_ms() == float("inf")
+        listed = splits.rounds >= self._rounds_wanted or splits.are_complete()
         all_read = sum(report.splits_received for report in progress.values()) == splits.assigned
         all_quiet = len(self._quiet) == slots and all(rounds >= 2 for rounds in self._quiet.values())
         return listed and all_read and all_quiet

@@ -53,7 +53,7 @@ class Splits:
     def on_time(self, now_ms: float) -> None:
         if self._is_looking or self._is_closed or now_ms < self._next_look_ms:
             return
-        if all(source.is_complete for source in self._sources):
+        if self.are_complete():
             return
         self._is_looking = True
         self._next_look_ms = now_ms + LOOK_EVERY_MS
@@ -86,8 +86,12 @@ class Splits:
     def look_now(self) -> None:
         self._next_look_ms = 0.0
 
+    def are_complete(self) -> bool:
+        """No source will have more."""
+        return all(source.is_complete for source in self._sources)
+
     def next_deadline_ms(self) -> float:
-        idle = self._is_looking or all(source.is_complete for source in self._sources)
+        idle = self._is_looking or self.are_complete()
         return float("inf") if idle or self._is_closed else self._next_look_ms
 
     def close(self) -> None:

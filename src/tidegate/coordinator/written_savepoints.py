@@ -116,7 +116,7 @@ class WrittenSavepoint:
             raise _there_already(self.path)
         kept = {file.path for file in files}
         for path in store.list():
-            if path.endswith(".state") and path not in kept:
+            if layout.is_written_state_file(path) and path not in kept:
                 store.delete(path)
 
     @property

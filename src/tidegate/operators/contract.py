@@ -310,6 +310,13 @@ class GivesLater(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsCallOpen(Protocol):
+    """An operator whose function is called once in an epoch: rows that it was given may come out at the barrier."""
+
+    def is_amid_call(self) -> bool: ...
+
+
 class WithoutTimers:
     """For operators that leave event time as it is and have nothing to fire."""
 

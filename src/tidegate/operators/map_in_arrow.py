@@ -39,6 +39,9 @@ class MapInArrowOperator(FedInSlices):
         """The function may hold rows back until its epoch ends: event time must not overtake them."""
         return super().watermark_behind(event_time_ms) if self._call is None else self._passed_ms
 
+    def is_amid_call(self) -> bool:
+        return self._call is not None
+
     def close(self) -> None:
         call, self._call = self._call, None
         if call is not None:

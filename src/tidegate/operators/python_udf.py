@@ -76,6 +76,9 @@ class PythonIteratorUdfOperator(Stateless):
             self._passed_ms = event_time_ms
         return self._passed_ms
 
+    def is_amid_call(self) -> bool:
+        return bool(self._waiting)
+
     def close(self) -> None:
         call, self._call = self._call, None
         if call is not None:

@@ -75,7 +75,8 @@ class InputWatermarks:
         return self._inputs[self._input_of[channel.edge]]
 
     def _are_all_idle(self) -> bool:
-        return all(each.is_idle for each in self._inputs.values())
+        live = [each for each in self._inputs.values() if each.is_live]
+        return bool(live) and all(each.is_idle for each in live)
 
     def _settle(self) -> list[WatermarkAction]:
         actions: list[WatermarkAction] = []

@@ -138,6 +138,11 @@ class GateWatermarks:
         return self._current_ms
 
     @property
+    def is_live(self) -> bool:
+        """Whether one of its channels has not ended."""
+        return self._live > 0
+
+    @property
     def is_idle(self) -> bool:
         """What downstream was told last; the end of the last channel changes nothing about it."""
         return self._is_idle

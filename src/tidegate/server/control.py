@@ -54,7 +54,7 @@ def control_routes(
         return JSONResponse({"path": path})
 
     async def stop(asked: Mapping[str, Any]) -> "Response":
-        if not asked.get("savepoint"):
+        if asked.get("savepoint") in (None, False):
             control.stop()
             return JSONResponse({"path": None}, status_code=202)
         folder = None if asked["savepoint"] is True else _text(asked, "savepoint")

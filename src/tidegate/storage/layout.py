@@ -21,6 +21,7 @@ _LOG_DIGITS = 12
 _LOG_ENTRY = re.compile(rf"{LOG}/(\d{{{_LOG_DIGITS}}})")
 _LOG_SUMMARY = re.compile(rf"{LOG_SUMMARIES}/(\d{{{_LOG_DIGITS}}})")
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
+_WRITTEN_STATE = re.compile(r"\d+-[^/]+\.state")
 _SHARED_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.(channels|[0-9a-f]+-\d+\.(?:sst|rows|entries))")
 _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/savepoint-(\d+)-g(\d+)/.*")
 _STATE_FILE = re.compile(r"(\d+)\.state")
@@ -67,6 +68,11 @@ def savepoint_state_file(slot: SlotIndex) -> str:
 def written_state_file(slot: SlotIndex, token: str) -> str:
     """Of a savepoint that is written from rows; `token` tells attempts apart."""
     return f"{slot}-{_plain(token)}.state"
+
+
+def is_written_state_file(path: str) -> bool:
+    """Of this savepoint: others may lie in folders below it."""
+    return _WRITTEN_STATE.fullmatch(path) is not None
 
 
 def shared_file(name: str) -> str:

@@ -70,8 +70,8 @@ class ChainTime:
         return watermark_ms
 
     def hurry(self) -> None:
-        """The end of the input follows: what is known is told without waiting for its turn."""
-        self._next_telling_ms = 0.0
+        """The end of the input follows: from now on what is known is told without waiting for its turn."""
+        self._interval_ms = self._next_telling_ms = 0.0
 
     def fire_again(self) -> None:
         """What operators have due is fired once more, slice by slice, without a new watermark."""

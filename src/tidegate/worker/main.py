@@ -1,5 +1,6 @@
 """A slot from its first word to the coordinator until it is told to leave. Runs in a Spark task, or in any process."""
 
+import logging
 import os
 import select
 import sys
@@ -37,6 +38,8 @@ from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slot import SlotRun
 from tidegate.worker.state_backends import local_folder
 from tidegate.worker.waiting_calls import open_waiting_calls
+
+log = logging.getLogger("tidegate")
 
 _DIAL_TIMEOUT_MS = 15_000.0
 _MESH_TIMEOUT_MS = 15_000.0
@@ -109,13 +112,15 @@ class _Slot:
             while not self._session.has_left:
                 self._turn()
         finally:
-            self._tear_down()
-            self._background.close()
-            if self._copies is not None and self._session.has_left and not self._session.comes_back:
-                self._copies.discard()
-            self._mailbox.close()
-            self._coordinator.close()
-            self._listener.close()
+            try:
+                self._tear_down()
+            finally:
+                self._background.close()
+                if self._copies is not None and self._session.has_left and not self._session.comes_back:
+                    self._copies.discard()
+                self._mailbox.close()
+                self._coordinator.close()
+                self._listener.close()
 
     def _turn(self) -> None:
         try:
@@ -130,7 +135,7 @@ class _Slot:
                 note()
             self._report_lost_peer_if_due()
         except ConnectionLost as error:
-            self._tear_down()
+            self._tear_down_what_failed()
             self._lost_peer = error
             self._lost_peer_due_ms = self._clock.monotonic_ms() + _LOST_PEER_GRACE_MS
         except Exception as error:
@@ -217,7 +222,7 @@ class _Slot:
                 is_damage=isinstance(error, Damaged),
             )
         )
-        self._tear_down()
+        self._tear_down_what_failed()
 
     def _tear_down(self) -> None:
         self._session.on_torn_down()
@@ -227,6 +232,13 @@ class _Slot:
         if self._run is not None:
             run, self._run = self._run, None
             run.close()
+
+    def _tear_down_what_failed(self) -> None:
+        """What user code raises when it is closed is not what went wrong, and the slot is needed for the next try."""
+        try:
+            self._tear_down()
+        except Exception:
+            log.exception("Slot %d: a task that has failed could not be closed", self._slot)
 
     def _dial_coordinator(self) -> ControlConnection:
         order = self._order
