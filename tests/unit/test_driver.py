@@ -84,6 +84,18 @@ def test_slots_that_run_get_more_time_to_report() -> None:
     assert job.driver.is_leaving
 
 
+def test_slots_that_are_all_here_may_take_long_to_read_their_state_back() -> None:
+    job = Hand()
+    job.start()
+    for slot in SLOTS:
+        job.join(slot)
+    for _ in range(20):
+        job.pass_ms(SLOTS_TIMEOUT_MS)
+    assert job.state == "starting"
+    job.all_say(ready(1))
+    assert job.state == "running"
+
+
 def test_a_slot_with_other_versions_ends_the_job() -> None:
     job = Hand(restart=RESTARTS, versions={"pyarrow": "1"})
     job.start()
