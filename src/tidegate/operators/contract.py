@@ -317,6 +317,11 @@ class KeepsCallOpen(Protocol):
     def is_amid_call(self) -> bool: ...
 
 
+def amid_call(operators: Sequence[Operator]) -> bool:
+    """Whether one was given rows that come out at the barrier; they must not be late there."""
+    return any(isinstance(operator, KeepsCallOpen) and operator.is_amid_call() for operator in operators)
+
+
 class WithoutTimers:
     """For operators that leave event time as it is and have nothing to fire."""
 

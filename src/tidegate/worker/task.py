@@ -14,7 +14,7 @@ from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Row
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, TaskId
 from tidegate.network.messages import TaskStanding
-from tidegate.operators.contract import NO_FLOORS, Emit, GivesLater, KeepsCallOpen, LateRows, Operator, TwoInputOperator
+from tidegate.operators.contract import NO_FLOORS, Emit, GivesLater, LateRows, Operator, TwoInputOperator, amid_call
 from tidegate.plan.physical import SECOND_INPUT
 from tidegate.protocol.barriers import TakeSnapshot
 from tidegate.protocol.finished import TaskEnd
@@ -80,7 +80,6 @@ class Task:
         self._emits = self._chain()
         stages = zip(self.operators, self._emits, strict=True)
         self._giving = [(operator, emit) for operator, emit in stages if isinstance(operator, GivesLater)]
-        self._calling = [operator for operator in self.operators if isinstance(operator, KeepsCallOpen)]
         self._time = ChainTime(
             self.operators,
             self._emits,
@@ -99,7 +98,6 @@ class Task:
     _first: Emit = field(init=False, repr=False)
     _second: Emit = field(init=False, repr=False)
     _giving: list[tuple[GivesLater, Emit]] = field(init=False, repr=False)
-    _calling: list[KeepsCallOpen] = field(init=False, repr=False)
     _has_just_given: bool = False
     _is_idle_due: bool = False
     _is_ending: bool = False
@@ -452,10 +450,13 @@ class Task:
     def _tell_idle_if_due(self) -> None:
         """Behind what it still has to give or to tell, and behind what is in flight: while it is idle downstream, what
         makes it count again must not have to queue."""
-        if not self._is_idle_due or self._holds_rows() or self._time.has_something_to_tell():
+        if (
+            not self._is_idle_due
+            or self._holds_rows()
+            or self._time.has_something_to_tell()
+            or amid_call(self.operators)
+        ):
             return
-        if any(operator.is_amid_call() for operator in self._calling):
-            return  # what it was given comes out at the barrier, and must not be late there
         output = self.output
         if output is None or not output.in_flight_bytes():
             self._is_idle_due = False
