@@ -317,7 +317,7 @@ class KeepsCallOpen(Protocol):
     def is_amid_call(self) -> bool: ...
 
 
-def amid_call(operators: Sequence[Operator]) -> bool:
+def in_call(operators: Sequence[Operator]) -> bool:
     """Whether one was given rows that come out at the barrier; they must not be late there."""
     return any(isinstance(operator, KeepsCallOpen) and operator.is_amid_call() for operator in operators)
 

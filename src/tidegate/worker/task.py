@@ -14,7 +14,7 @@ from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Row
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, TaskId
 from tidegate.network.messages import TaskStanding
-from tidegate.operators.contract import NO_FLOORS, Emit, GivesLater, LateRows, Operator, TwoInputOperator, amid_call
+from tidegate.operators.contract import NO_FLOORS, Emit, GivesLater, LateRows, Operator, TwoInputOperator, in_call
 from tidegate.plan.physical import SECOND_INPUT
 from tidegate.protocol.barriers import TakeSnapshot
 from tidegate.protocol.finished import TaskEnd
@@ -450,12 +450,7 @@ class Task:
     def _tell_idle_if_due(self) -> None:
         """Behind what it still has to give or to tell, and behind what is in flight: while it is idle downstream, what
         makes it count again must not have to queue."""
-        if (
-            not self._is_idle_due
-            or self._holds_rows()
-            or self._time.has_something_to_tell()
-            or amid_call(self.operators)
-        ):
+        if not self._is_idle_due or self._holds_rows() or self._time.has_something_to_tell() or in_call(self.operators):
             return
         output = self.output
         if output is None or not output.in_flight_bytes():
