@@ -4,12 +4,13 @@ Each group is committed once, with every one of its rows, whatever happens to th
 """
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 import pytest
 
+from tests.simulation.playing import play
 from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.operators import partial_aggregate
@@ -26,9 +27,7 @@ from tidegate.plan.physical import (
     Vertex,
 )
 from tidegate.testing.simulation import cluster as cluster_module
-from tidegate.testing.simulation.cluster import SimCluster
 from tidegate.testing.simulation.connectors import ROWS_SCHEMA
-from tidegate.testing.simulation.scenario import scenario_of
 from tidegate.testing.simulation.states import StateDice
 from tidegate.testing.simulation.topologies import FORMAT, MAX_PARALLELISM, WINDOWS, Rows, Shape, Topology
 from tidegate.testing.simulation.user_code import EVENT_TIMES, SESSION, SESSION_GAP_MS
@@ -116,14 +115,14 @@ def _combines_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", [WindowsByColumns, CombinedWindows, SessionsByColumns])
 def test_every_group_is_committed_once_and_whole(kind: type[Shape]) -> None:
-    play(kind, StateDice.HEAP)
+    play(kind, SEEDS, StateDice.HEAP)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [WindowsByColumns, SessionsByColumns])
 def test_every_group_on_disk_is_committed_once_and_whole(kind: type[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
     take_tiny_steps(monkeypatch)
-    play(kind, StateDice.ROCKSDB)
+    play(kind, SEEDS, StateDice.ROCKSDB)
 
 
 @pytest.mark.slow
@@ -132,20 +131,4 @@ def test_every_group_is_committed_once_wherever_it_is_kept(kind: type[Shape], mo
     take_tiny_steps(monkeypatch)
     small = partial(SlotSettings, heap_rows_whole_up_to_bytes=100, state_rows_memory_bytes=200)
     monkeypatch.setattr(cluster_module, "SlotSettings", small)
-    play(kind, StateDice.MIXED)
-
-
-def play(kind: type[Shape], dice: StateDice) -> None:
-    restores = rescales = 0
-    for seed in SEEDS:
-        scenario = scenario_of(seed, dice)
-        shape = kind(*(getattr(scenario.shape, field.name) for field in fields(Shape)))
-        cluster = SimCluster(replace(scenario, shape=shape))
-        try:
-            cluster.play()
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-        restores += cluster.starts - 1
-        rescales += cluster.rescales
-    # Runs in which nothing happened would prove nothing.
-    assert restores > len(SEEDS) and rescales > len(SEEDS) / 4
+    play(kind, SEEDS, StateDice.MIXED)

@@ -4,12 +4,12 @@ Each pair is committed once, whatever happens to the job, and wherever the rows 
 """
 
 from collections import Counter
-from dataclasses import fields, replace
 from functools import partial
 
 import pyarrow as pa
 import pytest
 
+from tests.simulation.playing import play
 from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.model.ids import EdgeId, VertexId
 from tidegate.plan.expressions import Column
@@ -26,9 +26,7 @@ from tidegate.plan.physical import (
     Vertex,
 )
 from tidegate.testing.simulation import cluster as cluster_module
-from tidegate.testing.simulation.cluster import SimCluster
 from tidegate.testing.simulation.connectors import ROWS_SCHEMA
-from tidegate.testing.simulation.scenario import scenario_of
 from tidegate.testing.simulation.states import StateDice
 from tidegate.testing.simulation.topologies import FORMAT, MAX_PARALLELISM, SIDES, Rows, Shape, Topology
 from tidegate.worker.settings import SlotSettings
@@ -63,7 +61,7 @@ class Joined(Shape):
 
 
 def test_every_pair_is_committed_once() -> None:
-    play(StateDice.HEAP)
+    play(Joined, SEEDS, StateDice.HEAP)
 
 
 @pytest.mark.slow
@@ -72,20 +70,4 @@ def test_every_pair_of_rows_in_files_is_committed_once(dice: StateDice, monkeypa
     take_tiny_steps(monkeypatch)
     small = partial(SlotSettings, heap_rows_whole_up_to_bytes=500, state_rows_memory_bytes=2_000)
     monkeypatch.setattr(cluster_module, "SlotSettings", small)
-    play(dice)
-
-
-def play(dice: StateDice) -> None:
-    restores = rescales = 0
-    for seed in SEEDS:
-        scenario = scenario_of(seed, dice)
-        shape = Joined(*(getattr(scenario.shape, field.name) for field in fields(Shape)))
-        cluster = SimCluster(replace(scenario, shape=shape))
-        try:
-            cluster.play()
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-        restores += cluster.starts - 1
-        rescales += cluster.rescales
-    # Runs in which nothing happened would prove nothing.
-    assert restores > len(SEEDS) and rescales > len(SEEDS) / 4
+    play(Joined, SEEDS, dice)

@@ -96,6 +96,16 @@ def test_slots_that_are_all_here_may_take_long_to_read_their_state_back() -> Non
     assert job.state == "running"
 
 
+def test_slots_that_never_get_ready_are_given_up_and_named() -> None:
+    job = Hand()
+    job.start()
+    for slot in SLOTS:
+        job.join(slot)
+    job.say(SLOTS[0], ready(1))
+    job.pass_ms(3_600_001.0)
+    assert "have not read their state back" in str(job.driver.view().last_failure or job.driver.failure())
+
+
 def test_a_slot_with_other_versions_ends_the_job() -> None:
     job = Hand(restart=RESTARTS, versions={"pyarrow": "1"})
     job.start()

@@ -8,7 +8,7 @@ from tidegate.model.clock import SystemClock
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators.build import build_operator
-from tidegate.operators.contract import TaskContext
+from tidegate.operators.contract import KeepsCallOpen, TaskContext, in_call
 from tidegate.operators.map_in_arrow import MapInArrowOperator
 from tidegate.plan.physical import MapInArrowSpec
 
@@ -40,6 +40,15 @@ def opened(function: Any, schema: pa.Schema = SCHEMA) -> MapInArrowOperator:
 class Collected(list[list[int]]):
     def __call__(self, batch: pa.RecordBatch) -> None:
         self.append(batch.column("n").to_pylist())
+
+
+def test_a_function_may_hold_rows_from_its_first_until_the_barrier() -> None:
+    operator, out = opened(lambda batches: iter(list(batches))), Collected()
+    assert isinstance(operator, KeepsCallOpen) and not operator.is_amid_call()
+    operator.process(rows(1), out)
+    assert operator.is_amid_call() and in_call([operator])
+    operator.before_barrier(out)
+    assert (out, operator.is_amid_call()) == ([[1]], False)
 
 
 def test_the_function_is_called_once_per_epoch_and_suspends_between_slices() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators.build import build_operator
-from tidegate.operators.contract import Operator, TaskContext
+from tidegate.operators.contract import Operator, TaskContext, in_call
 from tidegate.plan.expressions import Column
 from tidegate.plan.nodes import UdfShape
 from tidegate.plan.physical import EvalPythonSpec, EventTimeColumnSpec
@@ -92,9 +92,11 @@ def test_rows_wait_for_a_function_over_an_iterator_until_the_barrier() -> None:
     operator.process(rows(1), out)
     assert out.taken() == []
     assert operator.watermark_behind(5) < 5, "event time must not overtake the row"
+    assert in_call([operator]), "nor may its task say that it has none"
     operator.process(rows(2, 3), out)
     assert out.taken() == [("row 1", 1, 101), ("row 2", 2, 102), ("row 3", 3, 103)]
     assert operator.watermark_behind(6) == 6
+    assert not in_call([operator])
     operator.process(rows(4), out)
     operator.before_barrier(out)
     assert out.taken() == [("row 4", 4, 104)]

@@ -93,8 +93,8 @@ def test_a_restore_from_several_logs_keeps_no_more_in_memory_than_there_is_room_
         half.process(groups.numbered(spec, range(MANY)))
         half.settle()
     taken = [half.snapshot() for half in halves]
-    restored = tuple([section for each in taken for section in restored_from(each[at])] for at in (0, 1))
-    one = groups.Subtask(spec, ALL, groups.replace_memory(opened, 4 * MEMORY_BYTES), restored)  # type: ignore[arg-type]
+    whole, logged = ([section for each in taken for section in restored_from(each[at])] for at in (0, 1))
+    one = groups.Subtask(spec, ALL, groups.replace_memory(opened, 4 * MEMORY_BYTES), (whole, logged))
     assert one.operators[0].index.count == MANY
     assert one.operators[1].index.count < A_THIRD
     one.process(groups.numbered(spec, range(MANY)))
@@ -103,21 +103,18 @@ def test_a_restore_from_several_logs_keeps_no_more_in_memory_than_there_is_room_
     opened.close()
 
 
-def test_finding_that_nothing_is_due_reads_one_entry_of_each_key_group(backends: RocksBackends) -> None:
+def test_finding_that_nothing_is_due_reads_one_entry_of_each_key_group(
+    backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schema = pa.schema([("end", pa.int64()), ("n", pa.int64())])
-    state = backends.open(ALL)
-
-    def opened() -> EvictedRows:
-        return EvictedRows(
-            state,
-            schema,
-            key_count=2,
-            max_parallelism=8,
-            ends_of=lambda keys: keys[0].to_numpy().astype(np.int64),
-            restored=[],
-        )
-
-    rows = opened()
+    rows = EvictedRows(
+        backends.open(ALL),
+        schema,
+        key_count=2,
+        max_parallelism=8,
+        ends_of=lambda keys: keys[0].to_numpy().astype(np.int64),
+        restored=[],
+    )
     ends = np.repeat([10, 20], 4_000)
     columns = [pa.array(ends), pa.array(np.arange(8_000))]
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -130,7 +127,7 @@ def test_finding_that_nothing_is_due_reads_one_entry_of_each_key_group(backends:
         read.append(len(found))
         return found
 
-    rows._state.entries_from = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(rows._state, "entries_from", counted)
     # As after a restore, when it is not known what ends first.
     rows._first_ends_us[:] = np.iinfo(np.int64).min
     assert rows.due(np.full(8, 5), range(8), 1 << 16) is None

@@ -171,6 +171,14 @@ class BringingUp:
         )
 
     def _on_slots_missing(self, now_ms: float) -> None:
+        if self._is_deployed:
+            self._deadline_ms = _NEVER_MS
+            missing = self._plan.parallelism - len(self._ready)
+            hours = _RESTORING_TIMEOUT_MS / 3_600_000
+            self._listener.on_generation_failed(
+                SlotLost(f"{missing} of {self._plan.parallelism} slots have not read their state back in {hours:g} h.")
+            )
+            return
         wanted = self._plan.parallelism
         running = self._launch.running_slots()
         if running == wanted and not self._were_slots_slow:

@@ -252,10 +252,7 @@ class AggregateOperator:
     def _leave_what_does_not_fit(self) -> None:
         """At once, while groups are restored: they may be those of more slots, or of one with all in memory."""
         disk = self._on_disk
-        # What is left when none is left takes some bytes too.
-        while disk is not None and (
-            self._compaction or disk.is_leaving() or (self._index.count and disk.is_full(self._size_bytes()))
-        ):
+        while disk is not None and (self._compaction is not None or disk.must_leave(self._size_bytes())):
             self._leave_some(disk, 0, lambda _: None)
 
     def _size_bytes(self) -> int:

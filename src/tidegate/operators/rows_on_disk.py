@@ -188,6 +188,10 @@ class RowsOnDisk:
             return False
         return self._taken_bytes(size_bytes) > max(self._most_bytes(), self._tried_bytes)
 
+    def must_leave(self, size_bytes: int) -> bool:
+        """Whether some are to leave, or are about to. Even when none is left, what holds them takes some bytes."""
+        return self.is_leaving() or (self._rows.index.count > 0 and self.is_full(size_bytes))
+
     def begin_leaving(self, size_bytes: int, pinned: Flags) -> None:
         """Chooses rows until half of what there is room for is left, those first that were not in use for longest.
 
