@@ -83,28 +83,9 @@ class ObjectStore:
         pieces = pieces_of(data)
         first = list(_up_to(pieces, _JOIN_BELOW_BYTES))
         with _writing(self._name(path)):
-            if sum(map(len, first)) < _JOIN_BELOW_BYTES:
-                self.remote.put(path, b"".join(first))
-            else:
-                self._put_parts(path, chain(first, pieces))
-
-    def _put_parts(self, path: str, pieces: Iterator[memoryview]) -> None:
-        """Each piece is asked for when there is room for it. What asking raises comes out as it was."""
-        failed: list[Exception] = []
-
-        def asked() -> Iterator[memoryview]:
-            try:
-                yield from pieces
-            except Exception as error:
-                failed.append(error)
-                raise
-
-        try:
-            self.remote.put(path, asked())
-        except Exception:
-            if failed:
-                raise failed[0] from None
-            raise
+            is_small = sum(map(len, first)) < _JOIN_BELOW_BYTES
+            # Of a large one, each piece is asked for when there is room for it.
+            self.remote.put(path, b"".join(first) if is_small else chain(first, pieces))
 
     def list(self, prefix: str = "") -> list[str]:
         with _reading(self._name(prefix)):
