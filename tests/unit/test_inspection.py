@@ -1,6 +1,8 @@
 """Looking at a location from outside: what is there, whether it is intact, what nobody needs."""
 
+import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
@@ -9,10 +11,12 @@ from tests.unit.test_durable import STATE, Place, manifest, take_savepoint
 from tidegate.cli.main import app
 from tidegate.coordinator.inspection import Location, StoredCheckpoint, open_path, verify
 from tidegate.coordinator.orphans import find_orphans, remove
+from tidegate.coordinator.stored_views import stored_views
 from tidegate.model.errors import UserError
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.protocol.orphans import Belongs, Needed, WrittenFile, orphans
 from tidegate.storage.job_log import JobLog
+from tidegate.storage.statistics import open_location, read_statistics
 
 FOREVER_MS = 1 << 60
 CHANNELS, TABLE = "shared/1-g1-s0.channels", "shared/1-g1-s0.0a1b-7.sst"
@@ -61,6 +65,34 @@ def test_what_is_neither_is_refused_and_nothing_is_made(place: Place, tmp_path: 
     with pytest.raises(UserError, match="name a"):
         open_path(str(tmp_path / path))
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("is_gone", ["its folder", "its files"])
+def test_a_savepoint_that_its_owner_took_away_is_said_to_be_missing_and_not_made_again(
+    place: Place, tmp_path: Path, is_gone: str
+) -> None:
+    two_checkpoints(place)
+    job = place.open()
+    job.start_generation(at_ms=0)
+    savepoint = Path(take_savepoint(job, tmp_path / "mine", 3))
+    shutil.rmtree(savepoint)
+    if is_gone == "its files":
+        savepoint.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    views = {view.id: view for view in stored_views(str(place.folder))}
+    assert [views[CheckpointId(id)].status for id in (1, 2, 3)] == ["completed", "completed", "damaged"]
+    assert str(savepoint) in (views[CheckpointId(3)].failure_reason or "")
+    assert [facts.checkpoint for facts in read_statistics(open_location(str(place.folder)))] == []
+    assert len(verify(location(place)).damage) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_location_is_looked_at_without_the_right_to_write_there(place: Place) -> None:
+    two_checkpoints(place)
+    with patch("os.access", return_value=False):  # not by chmod: root may write everywhere
+        assert [completed.checkpoint for completed in location(place).retained()] == [1, 2]
+        assert open_location(str(place.folder)).list("log")
+        assert isinstance(open_path(str(place.folder / "checkpoints" / "2-g1")), StoredCheckpoint)
 
 
 # -- whether it is intact

@@ -119,6 +119,30 @@ def test_a_claimed_savepoint_that_its_owner_removed_is_no_failure(foreign: Place
     assert own.logged(CheckpointRetired) == [3, 10]
 
 
+def test_a_claim_counts_though_the_location_has_once_retired_the_same_id(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    job = cancelled(own, OnCancel.DELETE)
+    take(own, job, 3)
+    job.on_cancelled()
+    job.clean_up(Generation(1))
+    assert own.logged(CheckpointRetired) == [1, 2, 3]
+    for _ in range(2):
+        job = started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM, keep=KeepNumber(1))
+    assert own.logged(CheckpointClaimed) == [3], "made once, not at every start"
+    take(own, job, 10)
+    assert below(tmp_path / "savepoint") == []
+
+
+def test_of_two_claims_the_job_owns_the_one_that_it_is_started_from(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    started_from(own, foreign.folder / "checkpoints" / "2-g1", RestoreMode.CLAIM)
+    before = below(foreign.folder)
+    job = started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM, keep=KeepNumber(1))
+    take(own, job, 10)
+    assert below(tmp_path / "savepoint") == []
+    assert below(foreign.folder) == before, "it was never used"
+
+
 # -- when the query is stopped
 
 

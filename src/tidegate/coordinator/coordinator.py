@@ -24,7 +24,7 @@ from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.protocol.job import JobState
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.storage.access import StoreAccess
-from tidegate.storage.store import Store, open_store
+from tidegate.storage.store import Store, open_place
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
 
 log = logging.getLogger("tidegate")
@@ -61,7 +61,7 @@ class Coordinator:
                 on_cancel=spec.on_cancel,
                 without_captured_rows=spec.without_captured_rows,
             ),
-            open_location=lambda location: open_store(location, self.access),
+            open_location=lambda location: open_place(location, self.access),
             wall_ms=self._clock.wall_ms,
         )
         self._mailbox = Mailbox()

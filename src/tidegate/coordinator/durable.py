@@ -15,6 +15,7 @@ from tidegate.connectors.contract import HoldsBack, SinkCommitter
 from tidegate.coordinator.compatibility import NotRestored, check_fits, check_is_restored
 from tidegate.coordinator.orphans import find_orphans, remove, remove_claimed
 from tidegate.coordinator.rolling_back import RollingBack, output_of
+from tidegate.coordinator.used_files import UsedFiles
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan.matching import PlanMatch
@@ -201,9 +202,8 @@ class DurableJob:
         store = self._open_location(root)
         manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
         match = self._match(store, manifest)
-        if self._settings.restore_mode is RestoreMode.CLAIM and claimed_checkpoint(self._log.entries()) is None:
-            id, at_ms = manifest.checkpoint, self._wall_ms()
-            self._log.append(CheckpointClaimed(checkpoint=id, manifest=path, location=root, at_ms=at_ms))
+        if self._settings.restore_mode is RestoreMode.CLAIM:
+            self._claim(manifest.checkpoint, root, path)
         return GenerationBasis(
             generation=generation,
             restore_manifest=path,
@@ -213,6 +213,12 @@ class DurableJob:
             restore_location=root,
             captured_rows=self._captured_rows_of(manifest.checkpoint),
         )
+
+    def _claim(self, checkpoint: CheckpointId, location: str, path: str) -> None:
+        before = claimed_checkpoint(self._log.entries())
+        if before is None or (before.location, before.manifest) != (location, path):
+            claim = CheckpointClaimed(checkpoint=checkpoint, manifest=path, location=location, at_ms=self._wall_ms())
+            self._log.append(claim)
 
     def _match(self, store: Store, manifest: Manifest) -> PlanMatch:
         """What the plan takes over from a checkpoint; raises if it does not fit."""
@@ -459,7 +465,7 @@ class DurableJob:
             folder = layout.parse_checkpoint(path)
             if folder is not None and folder not in retained and folder.generation <= generation:
                 self._store.delete(path)
-        used = _UsedFiles.of(staying, self._shared_files_of)
+        used = UsedFiles.of(staying, self._shared_files_of)
         for path, folder in self._listed_shared_files():
             if folder.generation <= generation and not used.may_need(path, folder.checkpoint):
                 self._store.delete(path)
@@ -478,7 +484,7 @@ class DurableJob:
         listed = self._listed_shared_files()
         if not listed:
             return
-        used = _UsedFiles.of(staying, self._shared_files_of)
+        used = UsedFiles.of(staying, self._shared_files_of)
         own = [(path, folder.checkpoint) for path, folder in listed if folder.generation <= self._generation]
         unknown = {path for path, writer in own if used.may_need(path, writer)}
         for path in self._shared.deletable(own):
@@ -538,28 +544,6 @@ def _as_own(claimed: CheckpointClaimed) -> Completed:
 
 def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
     return layout.CheckpointFolder(completed.checkpoint, completed.generation)
-
-
-@dataclass(frozen=True, slots=True)
-class _UsedFiles:
-    """`unknown_up_to`: a damaged checkpoint may need any file that was written up to it."""
-
-    files: frozenset[str]
-    unknown_up_to: CheckpointId
-
-    @classmethod
-    def of(
-        cls,
-        staying: Sequence[CheckpointCompleted],
-        shared_files_of: Callable[[CheckpointCompleted], frozenset[str] | None],
-    ) -> "_UsedFiles":
-        found = {completed.checkpoint: shared_files_of(completed) for completed in staying}
-        unknown = [checkpoint for checkpoint, files in found.items() if files is None]
-        known = frozenset(path for files in found.values() if files is not None for path in files)
-        return cls(known, max(unknown, default=CheckpointId(0)))
-
-    def may_need(self, path: str, writer: CheckpointId) -> bool:
-        return path in self.files or writer <= self.unknown_up_to
 
 
 def _check_files(store: Store, manifest: Manifest, captured_rows: CapturedRows) -> None:

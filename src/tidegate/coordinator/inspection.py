@@ -13,7 +13,7 @@ from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, Committed, Entry, JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
-from tidegate.storage.store import Store, local_path, open_store
+from tidegate.storage.store import Store, local_path, open_existing, open_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Location:
     def open(self, completed: CheckpointCompleted) -> StoredCheckpoint:
         """Raises `Damaged` if its manifest cannot be used."""
         root = self.root if completed.location is None else completed.location
-        store = self.store if completed.location is None else open_store(root)
+        store = self.store if completed.location is None else open_place(root)
         name = f"{root.rstrip('/')}/{completed.manifest}"
         return StoredCheckpoint(
             root, store, completed.manifest, decode_manifest(store.read(completed.manifest), name=name)
@@ -70,7 +70,7 @@ def open_path(path: str) -> Found:
     if given is not None and not given.exists():
         raise UserError(f"There is nothing at {plain!r}: name a checkpointLocation, a checkpoint or a savepoint.")
     if given is None or given.is_dir():
-        store = open_store(plain)
+        store = open_existing(plain)
         if store.list(layout.LOG):
             return Location(plain, store, tuple(JobLog(store, driver="a reader").read()))
     return open_checkpoint(plain)
@@ -84,7 +84,7 @@ def open_checkpoint(path: str) -> StoredCheckpoint:
             f"{str(folder / manifest)!r} is not there: name a savepoint, a checkpoint such as chk/checkpoints/7-g1, "
             f"or a checkpointLocation."
         )
-    store = open_store(root)
+    store = open_existing(root)
     return StoredCheckpoint(root, store, manifest, decode_manifest(store.read(manifest), name=f"{root}/{manifest}"))
 
 

@@ -11,7 +11,7 @@ from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.job_log import CheckpointCompleted, JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.statistics import read_failed
-from tidegate.storage.store import Store, open_existing
+from tidegate.storage.store import Store, open_existing, open_place
 
 # In place of completed: its files are not what they should be.
 DAMAGED = "damaged"
@@ -38,7 +38,7 @@ def stored_views(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Itera
     """Of the retained checkpoints and savepoints and of those that failed last, newest first."""
     store = open_existing(location, access)
     found = [
-        _completed(store if entry.location is None else open_existing(entry.location, access), location, entry)
+        _completed(store if entry.location is None else open_place(entry.location, access), location, entry)
         for entry in retained_checkpoints(JobLog(store, driver="a reader").read())
     ]
     found += [_failed(facts) for facts in read_failed(store)]

@@ -347,10 +347,18 @@ def retained_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
 
 
 def claimed_checkpoint(entries: Sequence[Entry]) -> CheckpointClaimed | None:
-    """The one that the job was started from and has taken over, until it is retired."""
-    gone = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointRetired)}
-    claimed = (entry for entry in entries if isinstance(entry, CheckpointClaimed) and entry.checkpoint not in gone)
-    return next(claimed, None)
+    """The one that the job was last started from and has taken over, until it is retired.
+
+    Its id is another job's: what was retired here before the claim may have had the same.
+    """
+    claimed: CheckpointClaimed | None = None
+    for entry in entries:
+        match entry:
+            case CheckpointClaimed():
+                claimed = entry
+            case CheckpointRetired() if claimed is not None and entry.checkpoint == claimed.checkpoint:
+                claimed = None
+    return claimed
 
 
 def skipped_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:

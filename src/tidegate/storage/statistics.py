@@ -13,7 +13,7 @@ from tidegate.storage import layout
 from tidegate.storage.decoding import from_json
 from tidegate.storage.job_log import CheckpointCompleted, Entry, JobLog, retained_checkpoints
 from tidegate.storage.manifests import decode_manifest, seal, unseal
-from tidegate.storage.store import Store, local_path, open_store
+from tidegate.storage.store import Store, local_path, open_existing, open_place
 
 # Enough to see how a bad night went on; the file stays small.
 FAILED_KEPT = 20
@@ -40,7 +40,7 @@ def open_location(location: str) -> Store:
     folder = local_path(location)
     if folder is not None and not folder.is_dir():
         raise UserError(f"There is no folder {str(folder)!r}: name the checkpointLocation of a query.")
-    store = open_store(location)
+    store = open_existing(location)
     if not store.list(layout.LOG):
         raise UserError(f"{location!r} holds no job log: name the checkpointLocation of a query.")
     return store
@@ -59,7 +59,7 @@ def _entries(store: Store) -> list[Entry]:
 def _of_completed(store: Store, completed: CheckpointCompleted) -> CheckpointFacts | None:
     """None if its files are gone or cannot be read: it may be retired while this looks."""
     try:
-        place = store if completed.location is None else open_store(completed.location)
+        place = store if completed.location is None else open_place(completed.location)
         facts = decode_manifest(place.read(completed.manifest), name=completed.manifest).statistics
     except Damaged:
         return None

@@ -105,6 +105,12 @@ def open_existing(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Stor
     return LocalFiles(folder)
 
 
+def open_place(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Store:
+    """The same where a log or an option names it: nothing is made or looked at before the first read or write."""
+    folder = local_path(location)
+    return open_store(location, access) if folder is None else LocalFiles(folder)
+
+
 def local_path(location: str) -> Path | None:
     """The local path that a location names, or None if it names something remote."""
     if location.startswith("file:"):

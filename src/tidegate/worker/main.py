@@ -28,7 +28,7 @@ from tidegate.network.messages import (
     encode,
 )
 from tidegate.operators.contract import UserCode
-from tidegate.storage.store import Store, open_store
+from tidegate.storage.store import Store, open_place, open_store
 from tidegate.worker.freed_memory import keep_freed_memory
 from tidegate.worker.local_copies import open_local_copies
 from tidegate.worker.machine_memory import machine_memory_bytes
@@ -86,7 +86,7 @@ class _Slot:
         self._slot = slot
         self._user_code = user_code
         self._clock = SystemClock()
-        self._store = self._open_location(order.settings.checkpoint_location)
+        self._store = open_store(order.settings.checkpoint_location, order.settings.access)
         self._listener = Listener(bind_host=order.bind_host, advertised_host=order.advertised_host, ports=order.ports)
         settings = order.settings
         self._copies = open_local_copies(
@@ -205,7 +205,7 @@ class _Slot:
         )
 
     def _open_location(self, location: str) -> Store:
-        return open_store(location, self._order.settings.access)
+        return open_place(location, self._order.settings.access)
 
     def _send(self, message: FromSlot) -> None:
         self._coordinator.send(encode(message))
