@@ -189,6 +189,28 @@ def test_when_the_query_ends_nothing_stays_held_back(tmp_path: Path) -> None:
     assert visible("parquet", tmp_path) == rows_up_to(1)
 
 
+@pytest.mark.parametrize("restarts", ["and goes on", "and ends"])
+def test_what_was_written_with_other_options_is_published_as_it_is(tmp_path: Path, restarts: str) -> None:
+    before = sink_of("json", tmp_path, sink_compact_epochs="100")
+    committer = before.committer()
+    for checkpoint in (1, 2):
+        committer.commit(epoch(before, checkpoint), permit(checkpoint))
+    prepared = epoch(before, 3)  # and killed before its commit
+    now = sink_of("json", tmp_path, sink_compact_epochs="2", compression="gzip")
+    committer = now.committer()
+    assert isinstance(committer, HoldsBack)
+    if restarts == "and ends":
+        committer.publish_held()
+        assert visible("json", tmp_path) == rows_up_to(2)
+        return
+    committer.commit(prepared, permit(3))
+    assert visible("json", tmp_path) == rows_up_to(3)
+    for checkpoint in (4, 5):
+        committer.commit(epoch(now, checkpoint), permit(checkpoint))
+    assert visible("json", tmp_path) == rows_up_to(5)
+    assert Counter(path.suffix for path in visible_files(tmp_path)) == {".json": 6, ".gz": 1}
+
+
 def test_a_commit_repeated_after_its_files_were_merged_changes_nothing(tmp_path: Path) -> None:
     sink = sink_of("parquet", tmp_path, sink_compact_epochs="2")
     first, second = epoch(sink, 1), epoch(sink, 2)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
-from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan, UserCodeFailure
+from tidegate.model.errors import EnvironmentProblem, OptionError, UnsupportedPlan, UserCodeFailure, UserError
 
 pytestmark = pytest.mark.spark
 
@@ -154,6 +154,36 @@ def test_a_slow_function_holds_the_stream_back_and_loses_nothing(spark: SparkSes
     query.processAllAvailable()
     query.stop()
     assert epochs.rows() == list(range(2000))
+
+
+def test_the_function_can_stop_its_query_and_is_told_what_it_cannot_wait_for(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    add_file(tmp_path / "in", 0, 500)
+    epochs, refused = Epochs(), []
+
+    def wait_and_stop(batch_id: int) -> None:
+        waiting = (query.awaitTermination, query.processAllAvailable, query.savepoint, lambda: query.stop(True))
+        for wait in waiting:
+            with pytest.raises(UserError, match="call it from another thread") as error:
+                wait()
+            refused.append(str(error.value))
+        assert query.stop() is None
+
+    epochs.after = wait_and_stop
+    ready = threading.Event()
+    epochs.before = lambda batch_id: assert_set(ready)
+    query = writer(stream(spark, tmp_path), tmp_path).foreachBatch(epochs).start()
+    ready.set()
+    assert query.awaitTermination(60), "it ends by itself"
+    assert len(epochs.calls) == 1 and len(refused) == 4
+    first, second = epochs.rows(), Epochs()
+    writer(stream(spark, tmp_path), tmp_path).foreachBatch(second).trigger(availableNow=True).start().awaitTermination()
+    assert sorted(first + second.rows()) == list(range(500)), "the epoch in which it was stopped is committed"
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(60)
 
 
 def test_without_a_core_for_sparks_own_jobs_it_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -212,6 +212,23 @@ def test_a_query_leaves_nothing_in_a_session_that_goes_on(
     assert list(temporary.glob("tidegate-*")) == []
 
 
+def test_a_query_whose_start_fails_when_it_runs_already_does_not_run_on(
+    spark: SparkSession, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = this_process()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no events today")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tidegate.api.writer.SparkEvents", fail)
+        with pytest.raises(RuntimeError, match="no events today"):
+            writer(counting(spark, source), tmp_path).start()
+    assert until(lambda: this_process().threads <= before.threads), this_process().threads - before.threads
+    assert tg.queries() == [] and LEDGER.held(spark.sparkContext.applicationId) == ()
+    assert run_to_the_end(spark, source, tmp_path), "the location is free"
+
+
 def session_processes(leader: int) -> list[str]:
     """Every process of the session that `leader` began, ended ones that nobody has waited for left out."""
     found = []
@@ -229,7 +246,7 @@ def session_processes(leader: int) -> list[str]:
 
 
 ENDLESS = """
-    import faulthandler, signal, sys
+    import faulthandler, os, signal, sys
     faulthandler.register(signal.SIGUSR1)
     import tidegate as tg
     from tests.chaos import job
@@ -253,8 +270,9 @@ ENDLESS = """
         ("sys.exit(0)", False, None),
         ("spark.stop(); query.awaitTermination(); job.say(query.status['message'])", False, "stopped"),
         ("raise RuntimeError('the script has a bug')", False, "the script has a bug"),
+        ("os.kill(spark._sc._gateway.proc.pid, 9); query.awaitTermination()", False, "Spark's JVM has ended"),
     ],
-    ids=["Ctrl-C", "stop", "exit", "session stopped", "error in the script"],
+    ids=["Ctrl-C", "stop", "exit", "session stopped", "error in the script", "JVM killed"],
 )
 def test_a_driver_that_ends_leaves_no_process_and_no_file(
     tmp_path: Path, then: str, interrupt: bool, said: str | None

@@ -157,7 +157,10 @@ def test_a_data_source_without_a_stream_writer_is_refused(spark: SparkSession, t
 
 
 def register_source(spark: SparkSession) -> None:
-    """Reads numbers up to what the file `until` says, in partitions of 10; notes its commits in `committed`."""
+    """Reads numbers up to what the file `until` says, in partitions of 10; notes its commits in `committed`.
+
+    While there is a file `hang`, it does not say how far there is something to read.
+    """
 
     class Numbers(DataSourceStreamReader):
         def __init__(self, folder: Path) -> None:
@@ -167,6 +170,11 @@ def register_source(spark: SparkSession) -> None:
             return {"next": 0}
 
         def latestOffset(self) -> dict[str, int]:  # type: ignore[override]
+            import time
+
+            while (self.folder / "hang").exists():
+                (self.folder / "hanging").touch()
+                time.sleep(0.05)
             return {"next": int((self.folder / "until").read_text())}
 
         def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
@@ -234,6 +242,27 @@ def test_available_now_reads_up_to_the_latest_offset_of_the_start(spark: SparkSe
     writer(df, tmp_path).format("parquet").option("path", tmp_path / "out").trigger(
         availableNow=True
     ).start().awaitTermination()
+    assert collected(spark, tmp_path) == expected_numbers(spark, 57)
+
+
+def test_a_query_can_be_stopped_while_a_source_does_not_answer(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tidegate.coordinator.coordinator._PATIENCE_WITH_SOURCES_S", 0.5)
+    register_source(spark)
+    (tmp_path / "until").write_text("57")
+    df = spark.readStream.format("numbers").option("folder", str(tmp_path)).load()
+    query = writer(df, tmp_path).format("parquet").option("path", tmp_path / "out").start()
+    query.processAllAvailable()
+    (tmp_path / "hang").touch()
+    try:
+        while not (tmp_path / "hanging").exists():
+            time.sleep(0.01)
+        query.stop()
+    finally:
+        (tmp_path / "hang").unlink()
+    assert not query.isActive and query.exception() is None
+    assert "ends without a source that has not answered" in caplog.text
     assert collected(spark, tmp_path) == expected_numbers(spark, 57)
 
 

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import tidegate as tg
 from tidegate.connectors.memory import read_memory_table
+from tidegate.model.errors import UserCodeFailure
 
 pytestmark = pytest.mark.spark
 
@@ -352,3 +354,54 @@ def test_intervals_pass_through_rows_as_in_spark(spark: SparkSession, tmp_path: 
 
 def _s(seconds: int) -> dt.timedelta:
     return dt.timedelta(seconds=seconds)
+
+
+class Noting(StatefulProcessor):
+    """Notes when it is closed; fails where it is told to, in workers: the driver tries out `init` and `close`."""
+
+    def __init__(self, folder: Path, name: str, *, fails_in: str = "", raises_in_close: bool = False) -> None:
+        self.folder = folder
+        self.name = name
+        self.fails_in = fails_in
+        self.raises_in_close = raises_in_close
+        self.driver = os.getpid()
+
+    def init(self, handle: Any) -> None:
+        if self.fails_in == "init" and os.getpid() != self.driver:
+            raise ValueError(f"{self.name} cannot be opened")
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if self.fails_in == "rows" and not (self.folder / "failed").exists():
+            (self.folder / "failed").touch()
+            raise ValueError("once")
+        n = (self.count.get() or (0,))[0] + sum(1 for _ in rows)
+        self.count.update((n,))
+        yield Row(k=key[0], n=n)
+
+    def close(self) -> None:
+        if os.getpid() == self.driver:
+            return
+        (self.folder / f"closed {self.name}").touch()
+        if self.raises_in_close:
+            raise RuntimeError("nor can it be closed")
+
+
+def counted(df: DataFrame, processor: StatefulProcessor) -> DataFrame:
+    return df.groupBy("k").transformWithState(processor, "k string, n long", "append", "none")
+
+
+def test_what_is_open_is_closed_if_another_processor_cannot_be_opened(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path / "in", [("a", 0, 1)])
+    first = counted(stream(spark, tmp_path / "in"), Noting(tmp_path, "first", raises_in_close=True))
+    both = counted(first, Noting(tmp_path, "second", fails_in="init"))
+    with pytest.raises(UserCodeFailure, match="second cannot be opened"):
+        rows_of(both, **{"restart.strategy": "none"})
+    assert (tmp_path / "closed first").exists()
+
+
+def test_a_processor_that_cannot_be_closed_either_does_not_end_its_slot(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path / "in", [(key, 0, 1) for key in "abcab"])
+    df = counted(stream(spark, tmp_path / "in"), Noting(tmp_path, "it", fails_in="rows", raises_in_close=True))
+    assert rows_of(df) == Counter({("a", 2): 1, ("b", 2): 1, ("c", 1): 1})
+    assert (tmp_path / "failed").exists() and (tmp_path / "closed it").exists()

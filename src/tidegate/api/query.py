@@ -13,7 +13,7 @@ from tidegate.api.progress import progress_of
 from tidegate.api.savepoints import SavepointPlace, take_savepoint
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.views import CheckpointView, JobView
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import TidegateError, UserError
 from tidegate.protocol.requests import Afterwards
 from tidegate.protocol.why import WhyReport
 from tidegate.spark.ingest import IngestProgress
@@ -120,6 +120,7 @@ class StreamingQuery:
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         """Waits for the end; raises what the query failed with. With a timeout (seconds): whether it has ended."""
+        self._refuse_from_inside("awaitTermination()")
         has_ended = self._wait(timeout)
         if has_ended:
             self._await_last_events()
@@ -130,6 +131,7 @@ class StreamingQuery:
 
     def processAllAvailable(self) -> None:
         """Waits until all data that is there now is processed and committed."""
+        self._refuse_from_inside("processAllAvailable()")
         self._feed_all_available()
         self._drain()
         while self._is_more_fed() and not self._coordinator.wait(0):
@@ -150,6 +152,7 @@ class StreamingQuery:
         It gets a folder below `path`, by default `<checkpointLocation>/savepoints`. Waits until it is committed, then
         gives its path, for `.option("restore.from", ...)`. Raises why, if it cannot be taken.
         """
+        self._refuse_from_inside("savepoint()")
         folder = self._savepoints.folder(path)
         alignment = self._savepoints.alignment(unaligned=unaligned)
         return take_savepoint(self._coordinator, folder, alignment=alignment, afterwards=Afterwards.GO_ON)
@@ -159,11 +162,17 @@ class StreamingQuery:
 
         With `savepoint` (a folder, or True for `<checkpointLocation>/savepoints`) the sources stop, a savepoint is
         taken of all they gave, and the query ends with it: gives its path. If that fails, the query goes on running.
+
+        Inside of foreachBatch it does not wait: the query ends once the function has returned and its epoch is
+        committed.
         """
         if savepoint is None or savepoint is False:
             self._coordinator.stop()
+            if self._coordinator.is_calling():
+                return None
             path = None
         else:
+            self._refuse_from_inside("stop() with a savepoint")
             folder = self._savepoints.folder(None if savepoint is True else savepoint)
             alignment = self._savepoints.alignment(unaligned=unaligned)
             path = take_savepoint(self._coordinator, folder, alignment=alignment, afterwards=Afterwards.SUSPEND)
@@ -181,6 +190,13 @@ class StreamingQuery:
 
     def __repr__(self) -> str:
         return f"StreamingQuery(name={self._name!r}, id={self._id!r}, state={self._coordinator.view().state!r})"
+
+    def _refuse_from_inside(self, call: str) -> None:
+        if self._coordinator.is_calling():
+            raise UserError(
+                f"{call} was called by a function that the query itself calls, and would wait for that function: "
+                f"call it from another thread."
+            )
 
     def _wait(self, timeout_s: float | None) -> bool:
         """In short waits, so that Ctrl-C is noticed at once on every platform."""

@@ -391,6 +391,7 @@ class DataStreamWriter:
             # Slots listen on this host: an address that cannot be listened on is better found here.
             Listener(bind_host=spec.slot_bind_host, advertised_host=spec.advertised_host, ports=spec.ports).close()
         use_driver_interpreter(spark)
+        explanation = self._explanation(plan, options, ingested)
         launcher = SparkLauncher(spark, claim)
         coordinator = Coordinator(spec, open_store(location, access), launcher, versions=package_versions())
         coordinator.on_finish(lambda: release_slots(claim))
@@ -399,14 +400,52 @@ class DataStreamWriter:
         coordinator.on_finish(feeds.stop)
         if is_passing:
             coordinator.on_finish(lambda: shutil.rmtree(location, ignore_errors=True))
-        coordinator.start()
+        try:
+            coordinator.start()
+        except BaseException:
+            feeds.stop()
+            raise
+        try:
+            return self._handle(
+                coordinator,
+                spec,
+                spark,
+                feeds,
+                options,
+                sink,
+                explanation,
+                name=name,
+                location=location,
+                is_passing=is_passing,
+            )
+        except BaseException:
+            # Nobody would have it in hand: it must not run on.
+            coordinator.stop()
+            coordinator.wait(None)
+            raise
+
+    def _handle(
+        self,
+        coordinator: Coordinator,
+        spec: JobSpec,
+        spark: SparkSession,
+        feeds: Feeds,
+        options: QueryOptions,
+        sink: Sink,
+        explanation: str,
+        *,
+        name: str,
+        location: str,
+        is_passing: bool,
+    ) -> StreamingQuery:
+        """What the user holds of a query that runs, with its page and its events."""
         place = SavepointPlace(None if is_passing else location, options.guarantee)
         query = StreamingQuery(
             spark,
             coordinator,
             id=spec.job_id,
             name=self._query_name,
-            explanation=self._explanation(plan, options, ingested),
+            explanation=explanation,
             savepoints=place,
         )
         if options.page is not None:
@@ -448,7 +487,7 @@ class DataStreamWriter:
                 )
             return tempfile.mkdtemp(prefix="tidegate-"), True
         path = local_path(options.checkpoint_location)
-        return (options.checkpoint_location if path is None else str(Path(path).absolute())), False
+        return (options.checkpoint_location.rstrip("/") if path is None else str(Path(path).absolute())), False
 
     def _refuse_taken(self, location: str, name: str) -> None:
         job_id = str(uuid.uuid5(uuid.NAMESPACE_URL, location))

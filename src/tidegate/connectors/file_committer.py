@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.connectors.committable import FileCommittable
-from tidegate.connectors.sink_encodings import Encoding, sync_file
+from tidegate.connectors.sink_encodings import Encoding, sync_file, written_as
 from tidegate.model.errors import Damaged, ProtocolViolation, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.protocol.commit import CommitPermit
@@ -29,6 +29,8 @@ from tidegate.storage.store import sync_folder
 # A committable rides with a few later checkpoints at most, so what merges took long ago is not asked for again.
 _REMEMBERED_MERGES = 64
 _NOTE, _DONE = ".note", ".done"
+# Beside the notes: how the files are written that are held back.
+_WRITTEN_AS = "written-as.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class FileCommitter:
         self._encoding = encoding
         self._schema = schema
         self._compaction = compaction
+        self._written_as = written_as(encoding, schema)
+        self._knows_what_is_held = False
 
     def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
         files = _decode(committables)
@@ -87,7 +91,10 @@ class FileCommitter:
             self._publish(files)
             self._release(permit.checkpoint, [*self._held()])
         else:
-            self._hold(files)
+            if files or self._held():
+                self._let_go_what_was_written_otherwise()
+            self._publish([file for file in files if file.written_as != self._written_as])
+            self._hold([file for file in files if file.written_as == self._written_as])
             self._release(permit.checkpoint, self._due(permit.checkpoint))
         self._tidy()
 
@@ -102,9 +109,10 @@ class FileCommitter:
     def publish_held(self) -> None:
         """The query ends in order: nobody would come to merge what it has held back."""
         self._finish_merges()
+        if self._held():
+            self._let_go_what_was_written_otherwise()
         held = self._held()
-        newest = max((_checkpoint_of(name) for name in held), default=CheckpointId(0))
-        self._release(newest, list(held))
+        self._release(_newest(held), list(held))
         self._tidy()
 
     # -- taking back
@@ -200,11 +208,31 @@ class FileCommitter:
                 due += group
         return due
 
-    def _release(self, checkpoint: CheckpointId, names: Sequence[str]) -> None:
-        if not names:
+    def _let_go_what_was_written_otherwise(self) -> None:
+        """Files that a query before this one has held with other options or columns: published as they are."""
+        if self._knows_what_is_held:
             return
-        moves = [self._merged(group, checkpoint, number) for number, group in enumerate(self._groups(names))]
-        note = MergeNote(checkpoint, moves, list(names))
+        note = self._notes_folder / _WRITTEN_AS
+        if not note.exists() or note.read_text() != self._written_as:
+            held = self._held()
+            self._publish_moves(_newest(held), [self._move_of(name) for name in held])
+            self._notes_folder.mkdir(parents=True, exist_ok=True)
+            draft = note.with_suffix(".draft")
+            draft.write_text(self._written_as)
+            sync_file(draft)
+            os.replace(draft, note)
+            sync_folder(self._notes_folder)
+        self._knows_what_is_held = True
+
+    def _release(self, checkpoint: CheckpointId, names: Sequence[str]) -> None:
+        groups = enumerate(self._groups(names))
+        self._publish_moves(checkpoint, [self._merged(group, checkpoint, number) for number, group in groups])
+
+    def _publish_moves(self, checkpoint: CheckpointId, moves: Sequence[Move]) -> None:
+        if not moves:
+            return
+        names = [name for move in moves for name in move.taken]
+        note = MergeNote(checkpoint, list(moves), names)
         self._write_note(note, f"{checkpoint:08d}-{secrets.token_hex(4)}")
         self._finish_merges()
 
@@ -224,10 +252,12 @@ class FileCommitter:
                 del open_groups[folder]
         return groups
 
+    def _move_of(self, name: str) -> Move:
+        return Move(f"{self._held_folder.name}/{name}", name, [name])
+
     def _merged(self, names: Sequence[str], checkpoint: CheckpointId, number: int) -> Move:
-        held = self._held_folder.name
         if len(names) == 1:
-            return Move(f"{held}/{names[0]}", names[0], list(names))
+            return self._move_of(names[0])
         folder, _, first = names[0].rpartition("/")
         token = secrets.token_hex(4)
         suffix = self._encoding.suffix
@@ -344,6 +374,10 @@ def _generation_of(hidden_name: str) -> int:
 
 def _checkpoint_of(final: str) -> CheckpointId:
     return CheckpointId(int(final.rpartition("/")[2].split("-")[1]))
+
+
+def _newest(finals: Collection[str]) -> CheckpointId:
+    return max((_checkpoint_of(name) for name in finals), default=CheckpointId(0))
 
 
 def _folder_of(final: str) -> str:

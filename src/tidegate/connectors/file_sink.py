@@ -21,7 +21,7 @@ from tidegate.connectors.contract import Prepared
 from tidegate.connectors.file_committer import CompactionRule, FileCommitter, FilePlaces
 from tidegate.connectors.options import Options
 from tidegate.connectors.partition_values import folder_name, speller
-from tidegate.connectors.sink_encodings import EncodedFile, Encoding, sync_file
+from tidegate.connectors.sink_encodings import EncodedFile, Encoding, sync_file, written_as
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.model.units import parse_size_bytes
@@ -161,6 +161,7 @@ class FileSinkWriter:
         self._task = task
         self._generation = generation
         self._token = secrets.token_hex(4)
+        self._written_as = written_as(sink.encoding, sink.file_schema)
         self._opened = 0
         self._files: list[_HiddenFile] = []
         # By folder, the one written to last at the end.
@@ -226,7 +227,7 @@ class FileSinkWriter:
     def _committable(self, file: _HiddenFile, checkpoint: CheckpointId, number: int) -> FileCommittable:
         suffix = self._sink.encoding.suffix
         name = f"part-{checkpoint:08d}-{self._task}-g{self._generation}-{number}-{self._token}{suffix}"
-        return FileCommittable(file.path.name, f"{file.folder}{name}", checkpoint, file.rows)
+        return FileCommittable(file.path.name, f"{file.folder}{name}", checkpoint, file.rows, self._written_as)
 
 
 def split_by_folder(rows: pa.RecordBatch, sink: FileSink) -> Iterator[tuple[str, pa.RecordBatch]]:

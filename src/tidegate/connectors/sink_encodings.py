@@ -3,6 +3,7 @@
 Owns the content of a file; its name and whether anybody sees it are the sink's business.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -55,6 +56,11 @@ class Encoding(Protocol):
     def merge(self, sources: Sequence[Path], target: Path, schema: pa.Schema) -> None:
         """Writes `target` with the rows of all sources, in their order; memory is bounded by a piece of one."""
         ...
+
+
+def written_as(encoding: Encoding, schema: pa.Schema) -> str:
+    """The same for files that can be merged with each other."""
+    return hashlib.sha256(f"{encoding!r}\n{schema.to_string()}".encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)

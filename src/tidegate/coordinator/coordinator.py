@@ -32,6 +32,8 @@ log = logging.getLogger("tidegate")
 _LONGEST_WAIT_MS = 1_000.0
 # How often whoever waits for an answer of the loop looks whether it has ended.
 _LOOK_S = 0.2
+# A look at a source that takes longer than this when the job ends is not waited for.
+_PATIENCE_WITH_SOURCES_S = 10.0
 # A query that ends is looked at more often: somebody waits for it.
 _LONGEST_WAIT_WHILE_LEAVING_MS = 100.0
 
@@ -110,6 +112,10 @@ class Coordinator:
     def access(self) -> StoreAccess:
         """What every location of this job is opened with."""
         return self._spec.slot_settings.access
+
+    def is_calling(self) -> bool:
+        """Whether the caller is the job itself, by a user's function: waiting for it would be waiting for oneself."""
+        return self._storing.is_current() or self._looking.is_current() or threading.current_thread() is self._thread
 
     def wait(self, timeout_s: float | None) -> bool:
         return self._finished.wait(timeout_s)
@@ -208,7 +214,14 @@ class Coordinator:
 
     def _close(self) -> None:
         self._storing.close()
-        self._looking.close()
+        # Not dropping anything: sources are closed there. A source's own code may never come back.
+        if not self._looking.finish(_PATIENCE_WITH_SOURCES_S):
+            log.warning(
+                "Query %r ends without a source that has not answered for %.0f s (latestOffset, partitions, commit or "
+                "stop of a data source): its thread is left behind.",
+                self._spec.name,
+                _PATIENCE_WITH_SOURCES_S,
+            )
         self._roster.close()
         self._mailbox.close()
 

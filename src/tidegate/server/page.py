@@ -117,18 +117,25 @@ def _listen(host: str, port: int, query: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     problem: OSError | None = None
     for candidate in [0] if port == 0 else range(port, min(port + _PORTS_TRIED, 65536)):
-        listening = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listening.bind((host, candidate))
-            listening.listen(_BACKLOG)
-            return listening
+            return _listening(family, host, candidate)
         except OSError as error:
-            listening.close()
             problem = error
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 break
     log.warning("Query %r has no page: it cannot listen on %s port %d (%s).", query, host, port, problem)
     return None
+
+
+def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 def _url(host: str, listening: socket.socket) -> str:

@@ -25,6 +25,8 @@ from tidegate.spark.spares import SpareExecutors
 from tidegate.worker.main import SlotOrder, run_slot
 
 _CANCELLED = "SPARK_JOB_CANCELLED"
+# What asking Spark for something raises when its JVM or its session has ended.
+_NO_JVM = (Py4JError, OSError, EOFError, AttributeError)
 # What Java says of a program that is missing or may not be run.
 _CANNOT_RUN = "Cannot run program "
 # Slots listen where Spark says that their executor lives.
@@ -60,8 +62,8 @@ class SparkLauncher:
             return None
         try:
             return slots_left_for(self._claim, self._spark)
-        except (Py4JError, OSError):
-            return None  # the JVM is going down, which the launch will report
+        except _NO_JVM:
+            return None  # which the launch will report
 
 
 class SparkLaunch:
@@ -91,17 +93,20 @@ class SparkLaunch:
         self._was_cancelled_by_us = True
         try:
             self._spark.sparkContext.cancelJobGroup(self._group)
-        except (Py4JError, OSError):
-            return  # the JVM is gone, and the job with it
+        except _NO_JVM:
+            return  # the job is gone with it
 
     def running_slots(self) -> int | None:
-        tracker = self._spark.sparkContext.statusTracker()
-        stages = [
-            tracker.getStageInfo(stage)
-            for job in tracker.getJobIdsForGroup(self._group)
-            if (info := tracker.getJobInfo(job)) is not None
-            for stage in info.stageIds
-        ]
+        try:
+            tracker = self._spark.sparkContext.statusTracker()
+            stages = [
+                tracker.getStageInfo(stage)
+                for job in tracker.getJobIdsForGroup(self._group)
+                if (info := tracker.getJobInfo(job)) is not None
+                for stage in info.stageIds
+            ]
+        except _NO_JVM:
+            return None  # which the launch will report
         return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
     def _carry(self) -> None:
@@ -127,10 +132,13 @@ class SparkLaunch:
     def _exit_of(self, error: Exception) -> LaunchExit:
         if self._was_cancelled_by_us:
             return Ended()
-        if isinstance(error, ConnectionError | EOFError) or _condition_of(error) == _CANCELLED:
+        if _is_stopped(self._spark) or _condition_of(error) == _CANCELLED:
             return Cancelled()
-        if self._spark.sparkContext._jsc is None:  # the session was stopped
-            return Cancelled()
+        if not _answers(self._spark):
+            return Impossible(
+                "Spark's JVM has ended, and the session with it: look into its output (out of memory?), "
+                "then start the query again in a new process."
+            )
         return exit_for(reason_in(str(error)) or type(error).__name__)
 
 
@@ -171,9 +179,23 @@ def _condition_of(error: Exception) -> str | None:
             if hasattr(java, "getCondition") and (name := java.getCondition()) is not None:
                 return str(name)
             java = java.getCause()
-    except (Py4JError, OSError, TypeError):
-        return _CANCELLED  # the JVM cannot be asked any more: it is going down
+    except (*_NO_JVM, TypeError):
+        return None  # the JVM cannot be asked any more
     return None
+
+
+def _is_stopped(spark: SparkSession) -> bool:
+    """By `stop()`, which is a wish, unlike the death of the JVM."""
+    return spark.sparkContext._jsc is None
+
+
+def _answers(spark: SparkSession) -> bool:
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        jvm.java.lang.System.nanoTime()
+    except _NO_JVM:
+        return False
+    return True
 
 
 def _slot_function(order: SlotOrder) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -1,7 +1,9 @@
 """Turns the plan into the tasks of one slot, restored and joined by channels."""
 
+import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tidegate.connectors.registry import open_sink, open_source
@@ -34,7 +36,16 @@ from tidegate.worker.state_backends import StateBackends
 from tidegate.worker.task import SLICE_TARGET_MS, Task
 from tidegate.worker.task_reports import TaskListener
 
+log = logging.getLogger("tidegate")
+
 _USER_CODE = (ConnectSpec, EvalPythonSpec, MapInArrowSpec, TransformWithStateSpec)
+
+
+def _close_what_was_opened(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except Exception:  # a user's: why the tasks cannot be built is what counts
+        log.exception("What was opened for a task that cannot be built could not be closed")
 
 
 def channel_table(plan: JobPlan) -> list[ChannelId]:
@@ -48,7 +59,7 @@ def channel_table(plan: JobPlan) -> list[ChannelId]:
 
 @dataclass(frozen=True, slots=True)
 class TaskBuilder:
-    """Builds the tasks of one slot for one generation."""
+    """Builds the tasks of one slot for one generation. `undo` closes what was opened, if not all can be."""
 
     settings: SlotSettings
     slot: SlotIndex
@@ -62,6 +73,7 @@ class TaskBuilder:
     table: list[ChannelId]
     state: StateBackends
     listener: TaskListener
+    undo: ExitStack
 
     def build(self) -> list[Task]:
         plan = self.settings.plan
@@ -75,6 +87,7 @@ class TaskBuilder:
         source = None
         if vertex.source is not None:
             reader = open_source(vertex.source).reader(subtask=self.slot, parallelism=parallelism)
+            self.undo.callback(_close_what_was_opened, reader.close)
             if restored.source_state is not None:
                 reader.restore(restored.source_state)
             settling_ms = (settings.idle_after_ms or 0.0) if parallelism > 1 else 0.0
@@ -103,9 +116,11 @@ class TaskBuilder:
         operators = [build_operator(spec) for spec in vertex.operators]
         for position, operator in enumerate(operators):
             operator.open(context, restored.sections.get(position, []))
+            self.undo.callback(_close_what_was_opened, operator.close)
         sink = None
         if vertex.sink is not None:
             sink = open_sink(vertex.sink).writer(task=id, generation=self.generation)
+            self.undo.callback(_close_what_was_opened, sink.close)
         incoming = [edge for edge in plan.edges if edge.receiver == vertex.id]
         outgoing = [edge for edge in plan.edges if edge.sender == vertex.id]
         return Task(

@@ -78,10 +78,15 @@ class BackgroundThread:
     def submit(self, work: Callable[[], None], then: Callable[[BaseException | None], None]) -> None:
         self._submitted.put((work, then))
 
-    def finish(self) -> None:
-        """Do all that was submitted, then end."""
+    def finish(self, patience_s: float | None = None) -> bool:
+        """Do all that was submitted, then end; whether that was so in this time, else the thread is left behind."""
         self._submitted.put(None)
-        self._thread.join()
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
+
+    def is_current(self) -> bool:
+        """Whether the caller is work that was submitted here."""
+        return threading.current_thread() is self._thread
 
     def close(self) -> None:
         """End; what has not begun is dropped."""

@@ -17,7 +17,7 @@ from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener
 from tidegate.network.connection import ConnectionLost, ControlConnection
 from tidegate.network.handshake_server import dial
-from tidegate.network.mesh import Mesh
+from tidegate.network.mesh import Mesh, PeerLinks
 from tidegate.network.messages import (
     Deploy,
     Failed,
@@ -35,7 +35,7 @@ from tidegate.worker.machine_memory import machine_memory_bytes
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
 from tidegate.worker.session import SlotSession, restore_for
 from tidegate.worker.settings import SlotSettings
-from tidegate.worker.slot import SlotRun
+from tidegate.worker.slot import SlotRun, close_links
 from tidegate.worker.state_backends import local_folder
 from tidegate.worker.waiting_calls import open_waiting_calls
 
@@ -103,6 +103,7 @@ class _Slot:
         self._mesh: Mesh | None = None
         self._mesh_deadline_ms = 0.0
         self._session = SlotSession(begin=self._begin, on_error=self._report_failure)
+        self._peers: Mapping[SlotIndex, PeerLinks] = {}  # until tasks have them
         self._run: SlotRun | None = None
         self._lost_peer: ConnectionLost | None = None
         self._lost_peer_due_ms = 0.0
@@ -172,7 +173,7 @@ class _Slot:
             return
         deploy = self._session.deploy
         assert deploy is not None
-        peers = mesh.take()
+        self._peers = peers = mesh.take()
         mesh.close()
         self._mesh = None
         plan = self._order.settings.plan
@@ -192,6 +193,7 @@ class _Slot:
             send=self._send,
             copies=self._copies,
         )
+        self._peers = {}
         self._session.on_built(self._run)
         self._send(
             Ready(
@@ -229,6 +231,8 @@ class _Slot:
         if self._mesh is not None:
             self._mesh.close()
             self._mesh = None
+        close_links(self._peers)  # of tasks that could not be built
+        self._peers = {}
         if self._run is not None:
             run, self._run = self._run, None
             run.close()

@@ -38,6 +38,12 @@ _ENCODE_BUDGET_MS = 3.0
 _LONGEST_WAIT_MS = 50.0
 
 
+def close_links(peers: Mapping[SlotIndex, PeerLinks]) -> None:
+    for peer in peers.values():
+        peer.control.close()
+        peer.data.close()
+
+
 class SlotRun:
     def __init__(
         self,
@@ -119,9 +125,7 @@ class SlotRun:
             self._tasks.close()
         finally:
             # Whatever user code does when it is closed: peers must see that this generation is gone.
-            for peer in self._peers.values():
-                peer.control.close()
-                peer.data.close()
+            close_links(self._peers)
 
     def _step_tasks(self, extra_fds: "list[int]") -> bool:
         moved = False

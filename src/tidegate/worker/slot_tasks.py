@@ -88,29 +88,30 @@ class SlotTasks:
         self._schemas: dict[int, pa.Schema] = {edge.id: edge.schema for edge in settings.plan.edges}
         self._ahead = StoredAhead(slot=slot, generation=generation, store=store, background=background, clock=clock)
         self._state = _open_state(settings, slot, self._ahead, clock)
-        builder = TaskBuilder(
-            settings=settings,
-            slot=slot,
-            generation=generation,
-            restore=restore,
-            links=links,
-            clock=clock,
-            user_code=user_code,
-            open_calls=open_calls,
-            hurry=self._hurry,
-            table=self._table,
-            state=self._state,
-            listener=TaskListener(
-                on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),
-                on_closed=lambda task, closed: self._snapshots.on_received(task, closed.checkpoint, closed.captures),
-                on_finished=lambda task: self._snapshots.on_finished(task),
-            ),
-        )
-        try:
-            self.tasks = builder.build()
-        except BaseException:
-            self._state.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(self._state.close)
+            self.tasks = TaskBuilder(
+                settings=settings,
+                slot=slot,
+                generation=generation,
+                restore=restore,
+                links=links,
+                clock=clock,
+                user_code=user_code,
+                open_calls=open_calls,
+                hurry=self._hurry,
+                table=self._table,
+                state=self._state,
+                listener=TaskListener(
+                    on_snapshot=lambda snapshot: self._snapshots.on_snapshot(snapshot),
+                    on_closed=lambda task, closed: self._snapshots.on_received(
+                        task, closed.checkpoint, closed.captures
+                    ),
+                    on_finished=lambda task: self._snapshots.on_finished(task),
+                ),
+                undo=undo,
+            ).build()
+            undo.pop_all()
         self._snapshots = SlotSnapshots(
             slot=slot,
             generation=generation,
