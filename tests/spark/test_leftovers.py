@@ -224,8 +224,9 @@ def test_a_query_whose_start_fails_when_it_runs_already_does_not_run_on(
         patched.setattr("tidegate.api.writer.SparkEvents", fail)
         with pytest.raises(RuntimeError, match="no events today"):
             writer(counting(spark, source), tmp_path).start()
+    assert tg.queries() == [], "it has ended when that is raised"
     assert until(lambda: this_process().threads <= before.threads), this_process().threads - before.threads
-    assert tg.queries() == [] and LEDGER.held(spark.sparkContext.applicationId) == ()
+    assert LEDGER.held(spark.sparkContext.applicationId) == ()
     assert run_to_the_end(spark, source, tmp_path), "the location is free"
 
 
