@@ -20,7 +20,7 @@ from tests.scenarios.test_over_sockets import (
     slow,
 )
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.model.errors import UserError
+from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.protocol.restart import FixedDelay
 from tidegate.storage import layout
@@ -114,10 +114,8 @@ def test_a_job_goes_on_with_the_files_of_the_run_before_it(folder: Path) -> None
 def test_a_job_that_kept_its_state_on_the_heap_goes_on_in_rocksdb_and_not_the_other_way(folder: Path) -> None:
     stop_after(job(folder, before_row=slow(0.001)), 2)
     stop_after(in_rocksdb(folder, before_row=slow(0.001)), 2)
-    back = job(folder)
-    run(back)
-    assert isinstance(back.failure(), UserError)
-    assert "set state.backend to rocksdb" in str(back.failure())
+    with pytest.raises(IncompatibleCheckpoint, match="set state.backend to rocksdb"):
+        job(folder).start()
     run(in_rocksdb(folder))
     assert committed(folder) == golden()
 

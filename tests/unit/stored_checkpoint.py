@@ -148,7 +148,11 @@ class StoredJob:
             )
         assert underway.find_gap() is None
         manifest = underway.manifest(
-            generation=Generation(1), now_ms=7.0, fingerprint=fingerprint(self.plan), plan=self.plan
+            generation=Generation(1),
+            now_ms=7.0,
+            fingerprint=fingerprint(self.plan),
+            plan=self.plan,
+            state_backend="heap",
         )
         manifest = msgspec.structs.replace(manifest, plan=describe_plan(self.plan))
         store.put(path, encode_manifest(manifest))

@@ -123,6 +123,7 @@ def manifest(
         triggered_at_ms=0,
         duration_ms=1.0,
         plan_fingerprint=["f"],
+        state_backend="heap",
         parallelism=1,
         max_parallelism=8,
         vertex_parallelism=[],

@@ -81,6 +81,32 @@ def test_rows_in_flight_are_told(tmp_path: Path) -> None:
     assert "  rows in flight into v1: 2 elements, e0 -> e0" in told.lines
 
 
+def test_state_of_rocksdb_is_refused_on_the_heap_unless_nobody_takes_it_over(tmp_path: Path) -> None:
+    job = Job(
+        LocalFiles(tmp_path),
+        lowered(named(once(SCAN), "orders")),
+        sections=lambda task: [Section("sst", None, lambda: b"state", Redistribution.UNION)] if task.vertex else [],
+        state_backend="rocksdb",
+    )
+    before = StoredCheckpoint(str(tmp_path), LocalFiles(tmp_path), MANIFEST, job.write())
+    told = report(before, named(once(SCAN), "orders"))
+    assert told.refusal is not None and "set state.backend to rocksdb" in told.refusal
+    plan = lowered(named(once(SCAN), "orders"))
+    in_rocksdb = try_restore(before, plan, fingerprint(plan), NotRestored.REFUSED, state_backend="rocksdb")
+    assert in_rocksdb.refusal is None
+    assert report(before, SCAN, NotRestored.DROPPED).refusal is None
+
+
+def test_a_changed_byte_in_what_it_reads_refuses(tmp_path: Path) -> None:
+    before = stored(tmp_path, once(SCAN))
+    file = tmp_path / before.manifest.slots[0].path
+    data = bytearray(file.read_bytes())
+    data[3] ^= 1
+    file.write_bytes(data)
+    told = report(before, once(SCAN))
+    assert told.refusal is not None and before.manifest.slots[0].path in told.refusal
+
+
 def test_damaged_files_refuse_too(tmp_path: Path) -> None:
     before = stored(tmp_path, once(SCAN))
     (tmp_path / before.manifest.slots[1].path).unlink()
@@ -95,7 +121,7 @@ def test_a_trial_ends_the_program_at_its_first_query_and_is_over_then(tmp_path: 
     with trying(stored(tmp_path, once(SCAN))) as trial:
         assert current_trial() is trial
         with pytest.raises(TrialEnded):
-            trial.look_at(lowered(once(SCAN)), NotRestored.REFUSED)
+            trial.look_at(lowered(once(SCAN)), NotRestored.REFUSED, state_backend="heap")
         assert trial.report is not None and trial.report.refusal is None
     assert current_trial() is None
 

@@ -105,6 +105,7 @@ class Job:
     progress: dict[TaskId, StoredTask] = field(default_factory=dict)
     inline_below_bytes: int = 20 << 10
     sources: dict[TaskId, bytes] = field(default_factory=dict)
+    state_backend: str = "heap"
 
     def write(self) -> Manifest:
         underway = Underway(ONE, 0.0, 0)
@@ -119,7 +120,11 @@ class Job:
             )
         assert underway.find_gap() is None
         manifest = underway.manifest(
-            generation=Generation(1), now_ms=1.0, fingerprint=fingerprint(self.plan), plan=self.plan
+            generation=Generation(1),
+            now_ms=1.0,
+            fingerprint=fingerprint(self.plan),
+            plan=self.plan,
+            state_backend=self.state_backend,
         )
         self.store.put(MANIFEST, encode_manifest(manifest))
         return manifest

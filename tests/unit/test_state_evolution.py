@@ -1,5 +1,7 @@
 """Which states of user code may change their schema between a checkpoint and the query that goes on from it."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -81,3 +83,11 @@ def test_another_kind_of_state_is_refused() -> None:
 
 def test_states_that_came_or_went_are_fine() -> None:
     check(value(N), value(pa.field("other", pa.string()), name="other"))
+
+
+@pytest.mark.parametrize("had_ttl", [True, False])
+def test_a_ttl_is_neither_added_nor_taken_away(had_ttl: bool) -> None:
+    old, new = replace(value(N), has_ttl=had_ttl), replace(value(N), has_ttl=not had_ttl)
+    before, now = ("with", "without") if had_ttl else ("without", "with")
+    assert f"{before} a TTL, and the query opens it {now} a TTL" in refused(old, new)
+    check(old, replace(value(N, pa.field("last", pa.string())), has_ttl=had_ttl))

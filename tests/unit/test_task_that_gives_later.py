@@ -72,6 +72,29 @@ def test_without_room_in_an_operator_no_row_is_taken_and_nothing_is_due() -> Non
     assert not made.task.is_waiting(), "although its gate is empty"
 
 
+class FiresBehindItsRows(HoldsRows):
+    """As a join: what is due waits until the rows that it holds are given."""
+
+    def room(self) -> int:
+        return 10
+
+    def fire(self, max_timers: int, emit: Emit) -> bool:
+        return self.holds_rows()
+
+
+def test_while_due_timers_wait_for_rows_that_a_later_operator_has_no_room_for_the_task_waits_too() -> None:
+    joining, waiting = FiresBehindItsRows(), HoldsRows()
+    joining.held, joining.released = [1, 2, 3], 3
+    waiting.held = [8, 9]
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[joining, waiting])
+    made.arrive(CHANNELS[0], 0, Watermark(100))
+    made.run()
+    assert not made.task.step()
+    assert made.task.next_deadline_ms() is None, "else the slot would look again and again"
+    waiting.released = 5
+    assert made.run() == [[8, 9, 1, 2, 3], Watermark(100)]
+
+
 def test_a_source_is_not_asked_while_an_operator_has_no_room() -> None:
     operator = HoldsRows()
     made = Made(answers=[Rows(rows(1, 2)), NothingNow(5.0)], operators=[operator])

@@ -22,9 +22,9 @@ class Trial:
         self._stored = stored
         self.report: TrialReport | None = None
 
-    def look_at(self, plan: JobPlan, not_restored: NotRestored) -> None:
+    def look_at(self, plan: JobPlan, not_restored: NotRestored, *, state_backend: str) -> None:
         """In place of a start; always raises `TrialEnded`."""
-        self.report = try_restore(self._stored, plan, fingerprint(plan), not_restored)
+        self.report = try_restore(self._stored, plan, fingerprint(plan), not_restored, state_backend=state_backend)
         raise TrialEnded
 
 

@@ -217,12 +217,17 @@ class DataStreamWriter:
         spark = self._df.sparkSession
         query_options = read_options(split_options(self._options)[0], _session_options(spark))
         if query_options.engine == "microbatch":
+            if current_trial() is not None:
+                raise OptionError(
+                    "With engine=microbatch the query is Spark's own, which keeps other checkpoints: leave the option "
+                    "out to check it."
+                )
             return self._start_micro_batches()
         read, chosen = self._read(query_options.ingest)
         if (trial := current_trial()) is not None:
             slots = query_options.parallelism or max(1, check_session(spark).cores - 1)
             plan = _lowered(chosen.root, chosen.sink, query_options, slots=slots)
-            trial.look_at(plan, query_options.not_restored)
+            trial.look_at(plan, query_options.not_restored, state_backend=query_options.state_backend)
         await_executors(spark, wanted=query_options.parallelism)
         facts = check_session(spark)
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)

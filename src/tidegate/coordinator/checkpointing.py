@@ -265,6 +265,7 @@ class Checkpointing:
             now_ms=self.clock.monotonic_ms(),
             fingerprint=self.spec.fingerprint,
             plan=self.spec.slot_settings.plan,
+            state_backend=self.spec.slot_settings.state_backend,
         )
         paths: list[str] = []
         facts = checkpoint_facts(

@@ -13,6 +13,7 @@ from tidegate.model.ids import CheckpointId
 from tidegate.plan.matching import PlanMatch, match_stored
 from tidegate.plan.parts import Part, Place, Way
 from tidegate.plan.physical import JobPlan
+from tidegate.state.contract import HEAP, ROCKSDB_SECTION
 from tidegate.storage.manifests import Manifest
 from tidegate.worker.restoring import lost_in_flight
 
@@ -41,8 +42,7 @@ def check_fits(
 
     `stored_places`: which operators have something in the checkpoint; asked only if the query has changed.
     """
-    kind = "Savepoint" if manifest.is_savepoint else "Checkpoint"
-    where = f"{kind} {manifest.checkpoint}"
+    where = _named(manifest)
     if manifest.max_parallelism != plan.max_parallelism:
         raise IncompatibleCheckpoint(
             f"{where} has maxParallelism {manifest.max_parallelism} and the query {plan.max_parallelism}: "
@@ -57,6 +57,27 @@ def check_fits(
     _check_in_flight(where, match, manifest)
     check_states(where, plan, match, manifest.plan)
     return match
+
+
+def check_backend(
+    manifest: Manifest, match: PlanMatch, backend: str, stored: Callable[[], frozenset[tuple[Place, str]]]
+) -> None:
+    """Whether a query with that backend can read the state that it takes over.
+
+    `stored`: what operators have in the checkpoint, by name; asked only if it may be something that cannot be read.
+    """
+    if backend != HEAP or manifest.state_backend == HEAP:
+        return
+    taken_over = frozenset(match.operators.values())
+    if any(name == ROCKSDB_SECTION and place in taken_over for place, name in stored()):
+        raise IncompatibleCheckpoint(
+            f"{_named(manifest)} was taken with state.backend=rocksdb, which the heap backend cannot read: set "
+            f"state.backend to rocksdb."
+        )
+
+
+def _named(manifest: Manifest) -> str:
+    return f"{'Savepoint' if manifest.is_savepoint else 'Checkpoint'} {manifest.checkpoint}"
 
 
 def _check_state(where: str, match: PlanMatch, stored: frozenset[Place], not_restored: NotRestored) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
-from tidegate.coordinator.compatibility import NotRestored, check_fits, check_is_restored
+from tidegate.coordinator.compatibility import NotRestored, check_backend, check_fits, check_is_restored
 from tidegate.coordinator.orphans import find_orphans, remove, remove_claimed
 from tidegate.coordinator.rolling_back import RollingBack, output_of
 from tidegate.coordinator.used_files import UsedFiles
@@ -33,6 +33,7 @@ from tidegate.protocol.recovery import (
 )
 from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, OnCancel, RestoreMode, to_retire
 from tidegate.protocol.shared_files import SharedFiles
+from tidegate.state.contract import HEAP
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
     SHORTENED_FROM,
@@ -53,7 +54,7 @@ from tidegate.storage.job_log import (
 from tidegate.storage.manifests import Manifest, check_content, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
-from tidegate.worker.restoring import read_source_states, stored_places
+from tidegate.worker.restoring import read_source_states, stored_places, stored_sections
 
 log = logging.getLogger("tidegate")
 
@@ -105,6 +106,7 @@ class DurableSettings:
     restore_mode: RestoreMode = RestoreMode.NO_CLAIM
     on_cancel: OnCancel = OnCancel.RETAIN
     without_captured_rows: CheckpointId | None = None
+    state_backend: str = HEAP
 
 
 class DurableJob:
@@ -143,15 +145,19 @@ class DurableJob:
         chosen = self._choose(retained_checkpoints(self._log.read())).restored
         restored = None if chosen is None else chosen.checkpoint
         if chosen is not None:
-            self._match(self._place_of(chosen), self._manifest(chosen))
+            self._check_start(self._place_of(chosen), self._manifest(chosen))
         elif self._settings.restore_from is not None:
             root, path = locate(self._settings.restore_from)
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
-            self._match(store, manifest)
-            _check_files(store, manifest, self._captured_rows_of(manifest.checkpoint))
+            self._check_start(store, manifest)
+            check_files(store, manifest, self._captured_rows_of(manifest.checkpoint))
             restored = manifest.checkpoint
         check_is_restored(self._settings.without_captured_rows, restored)
+
+    def _check_start(self, store: Store, manifest: Manifest) -> None:
+        match = self._match(store, manifest)
+        check_backend(manifest, match, self._settings.state_backend, lambda: stored_sections(store, manifest))
 
     def note_damage(self, checkpoint: CheckpointId, damage: str) -> None:
         """Found by slots that read it. While no generation is being started: the background reads it."""
@@ -307,7 +313,7 @@ class DurableJob:
             return _ADVICE.split(noted)[0]
         try:
             captured_rows = self._captured_rows_of(completed.checkpoint)
-            _check_files(self._place_of(completed), self._manifest(completed), captured_rows)
+            check_files(self._place_of(completed), self._manifest(completed), captured_rows)
         except Damaged as error:
             # What to do about it depends on what else there is to restore; that is said where it is decided.
             return _ADVICE.split(str(error))[0]
@@ -546,7 +552,7 @@ def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
     return layout.CheckpointFolder(completed.checkpoint, completed.generation)
 
 
-def _check_files(store: Store, manifest: Manifest, captured_rows: CapturedRows) -> None:
+def check_files(store: Store, manifest: Manifest, captured_rows: CapturedRows) -> None:
     """Raises `Damaged` if a file that is needed is missing, or is not the one that the manifest speaks of."""
     files = files_of(manifest)
     if captured_rows is CapturedRows.DROP:

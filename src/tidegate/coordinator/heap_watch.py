@@ -14,6 +14,7 @@ from tidegate.model.ids import SlotIndex
 from tidegate.model.units import format_bytes
 from tidegate.network.messages import SlotIntroduction
 from tidegate.operators.described import can_leave_memory
+from tidegate.state.contract import HEAP
 
 log = logging.getLogger("tidegate")
 
@@ -28,7 +29,7 @@ class HeapWatch:
         self._query = spec.name
         plan = spec.slot_settings.plan
         can_move = {f"v{vertex.id}" for vertex in plan.vertices if any(map(can_leave_memory, vertex.operators))}
-        is_on_heap = spec.slot_settings.state_backend == "heap"
+        is_on_heap = spec.slot_settings.state_backend == HEAP
         # What RocksDB holds is not in memory; what it cannot hold is, whatever the backend.
         self._movable = can_move if is_on_heap else set()
         self._elsewhere = set() if is_on_heap else can_move

@@ -105,6 +105,7 @@ class Underway:
         now_ms: float,
         fingerprint: Iterable[str],
         plan: JobPlan,
+        state_backend: str,
     ) -> Manifest:
         parts = self.parts()
         return Manifest(
@@ -128,6 +129,7 @@ class Underway:
             ],
             committables=[TaskCommittables(p.task, list(p.committables)) for p in parts if p.committables],
             tasks={str(part.task): _numbers(part) for part in parts},
+            state_backend=state_backend,
         )
 
     def held_by_receiver(self) -> dict[SlotIndex, HeldElsewhere]:

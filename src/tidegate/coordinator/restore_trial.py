@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tidegate.coordinator.compatibility import NotRestored, check_fits
+from tidegate.coordinator.compatibility import NotRestored, check_backend, check_fits
 from tidegate.coordinator.inspection import StoredCheckpoint
 from tidegate.model.errors import IncompatibleCheckpoint, StorageFailure
 from tidegate.model.ids import range_of
@@ -17,7 +17,9 @@ from tidegate.plan.naming import names_in
 from tidegate.plan.parts import SOURCE, SOURCE_POSITION, Part, Place, read_parts
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.rescale import overlapping
-from tidegate.worker.restoring import stored_places
+from tidegate.state.contract import HEAP
+from tidegate.storage.state_file import check_sum
+from tidegate.worker.restoring import stored_places, stored_sections
 
 # Enough to see how fast storage is, and no more than a moment's work.
 _MEASURED_BYTES = 64 << 20
@@ -47,7 +49,12 @@ class ReadRate:
 
 
 def try_restore(
-    stored: StoredCheckpoint, plan: JobPlan, fingerprint: Sequence[str], not_restored: NotRestored
+    stored: StoredCheckpoint,
+    plan: JobPlan,
+    fingerprint: Sequence[str],
+    not_restored: NotRestored,
+    *,
+    state_backend: str = HEAP,
 ) -> TrialReport:
     manifest = stored.manifest
     what = "Savepoint" if manifest.is_savepoint else "Checkpoint"
@@ -63,8 +70,10 @@ def try_restore(
             not_restored=not_restored,
             stored_places=lambda: stored_places(stored.store, manifest),
         )
+        sections = stored_sections(stored.store, manifest)
+        check_backend(manifest, match, state_backend, lambda: sections)
         rate = measure_rate(stored)
-        holds = stored_places(stored.store, manifest)
+        holds = frozenset(place for place, _ in sections)
     except (IncompatibleCheckpoint, StorageFailure) as refusal:
         return TrialReport(str(refusal), (head, f"It cannot be restored: {refusal}"))
     lines = [head, "It can be restored.", *_operators(stored, plan, fingerprint, match, holds)]
@@ -73,12 +82,14 @@ def try_restore(
 
 
 def measure_rate(stored: StoredCheckpoint) -> ReadRate:
-    """Reads some of the checkpoint's own files, as a restore would."""
+    """Reads some of the checkpoint's own files, as a restore would; raises `Damaged` if one is not what it was."""
     read_bytes = 0
     started = time.perf_counter()
     took_ms = 0.0
-    for path in stored.files():
-        read_bytes += len(stored.store.read(path))
+    for path, file in stored.files().items():
+        data = stored.store.read(path)
+        check_sum(data, file, name=f"{stored.root}/{path}")
+        read_bytes += len(data)
         took_ms = (time.perf_counter() - started) * 1000
         if read_bytes >= _MEASURED_BYTES or took_ms >= _MEASURED_MS:
             break

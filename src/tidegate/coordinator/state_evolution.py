@@ -43,6 +43,11 @@ def _declared_states(plan: JobPlan) -> Iterator[tuple[Place, tuple[DeclaredState
 def _check_state(where: str, old: UserState, new: DeclaredState) -> None:
     if old.shape != new.shape.value:
         raise _refused(where, new.name, f"a {old.shape} state", f"a {new.shape.value} state")
+    if old.has_ttl != new.has_ttl:
+        raise IncompatibleCheckpoint(
+            f"{where} has state {new.name!r} {_ttl(old.has_ttl)}, and the query opens it {_ttl(new.has_ttl)}: open it "
+            f"as it was stored, or give it another name."
+        )
     subkeys = None if old.subkeys is None else decode_schema(old.subkeys)
     if subkeys is not None and new.subkeys is not None and not _starts_with(new.subkeys, subkeys, added=0):
         raise _refused(where, new.name, f"a map by {_written(subkeys)}", f"a map by {_written(new.subkeys)}")
@@ -55,6 +60,10 @@ def _check_state(where: str, old: UserState, new: DeclaredState) -> None:
                 f"{where} has state {new.name!r} without the field {field.name!r}, which is NOT NULL in the query: "
                 f"stored values have null there, so declare it without NOT NULL."
             )
+
+
+def _ttl(has_ttl: bool) -> str:
+    return "with a TTL" if has_ttl else "without a TTL"
 
 
 def _starts_with(schema: pa.Schema, before: pa.Schema, *, added: int | None = None) -> bool:

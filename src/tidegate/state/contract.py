@@ -20,6 +20,7 @@ class Redistribution(Enum):
 
 # The name of a section that is a whole instance of RocksDB, of one that is a log of rows, and of one that is files of
 # entries.
+HEAP = "heap"  # the backend, as the option names it
 ROCKSDB_SECTION = "sst"
 ROW_LOG_SECTION = "rows"
 ENTRIES_SECTION = "entries"

@@ -83,6 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tasks: dict[str, dict[str, float]] = {}
     statistics: CheckpointFacts | None = None
     plan: StoredPlan | None = None
+    state_backend: str | None = None
 
 
 class _Version(msgspec.Struct):

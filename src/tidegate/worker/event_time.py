@@ -6,7 +6,7 @@ the watermark that made them due is in the snapshot.
 
 from collections.abc import Sequence
 
-from tidegate.operators.contract import Emit, Operator
+from tidegate.operators.contract import Emit, GivesLater, Operator
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 
@@ -24,6 +24,7 @@ class ChainTime:
         # After a restore too: timers that the stored watermark made due may not have fired yet.
         self._is_advancing = input_ms > MIN_WATERMARK_MS
         self.has_more = False
+        self.is_held_up = False  # by rows of an operator that have to be given first, for which there may be no room
         self._applied_ms: int | None = None  # so that a restored task fires what floors made due before any rows
 
     @property
@@ -51,11 +52,13 @@ class ChainTime:
     def advance(self, max_timers: int, now_ms: float) -> int | None:
         """One slice of timers; once none is due, gives the watermark to be told downstream, if there is a new one."""
         watermark_ms = self._input_ms
+        self.is_held_up = False
         for operator, emit in self._stages:
             operator.on_watermark(watermark_ms)
             self.has_more = operator.fire(max_timers, emit)
             if self.has_more:
                 self._is_advancing = True
+                self.is_held_up = isinstance(operator, GivesLater) and operator.holds_rows()
                 return None
             watermark_ms = operator.watermark_behind(watermark_ms)
         self._applied_ms = self._input_ms
@@ -83,7 +86,7 @@ class ChainTime:
         return min(times, default=None)
 
     def next_telling_ms(self) -> float | None:
-        return self._next_telling_ms if self._is_advancing else None
+        return self._next_telling_ms if self._is_advancing and not self.is_held_up else None
 
     def has_something_to_tell(self) -> bool:
         """Whether a watermark for downstream is known, whose turn may not have come yet."""

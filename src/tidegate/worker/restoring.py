@@ -128,17 +128,22 @@ def lost_in_flight(match: PlanMatch, manifest: Manifest) -> list[Way]:
 
 def stored_places(store: Store, manifest: Manifest) -> frozenset[Place]:
     """The operators and sources that have something in a checkpoint. Reads the index of every state file."""
-    places: set[Place] = set()
+    return frozenset(place for place, _ in stored_sections(store, manifest))
+
+
+def stored_sections(store: Store, manifest: Manifest) -> frozenset[tuple[Place, str]]:
+    """What they have, by its name. Reads the index of every state file."""
+    found: set[tuple[Place, str]] = set()
     for file in manifest.slots:
         for key in _open(store, file).keys():  # noqa: SIM118 - not a mapping
             match key.kind:
                 case "task" | "channel":
                     continue
                 case "source":
-                    places.add(Place(key.task.vertex, SOURCE_POSITION))
+                    found.add((Place(key.task.vertex, SOURCE_POSITION), key.name))
                 case _:
-                    places.add(Place(key.task.vertex, key.operator))
-    return frozenset(places)
+                    found.add((Place(key.task.vertex, key.operator), plain_name(key)))
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

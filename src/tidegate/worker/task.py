@@ -288,7 +288,7 @@ class Task:
         may_move = moves_at_ms is not None and now_ms >= moves_at_ms
         if may_move and self._time.is_due(wall_ms=self.clock.wall_ms(), now_ms=now_ms):
             self._advance_time(now_ms)
-            return True
+            return not self._time.is_held_up
         self._tell_idle_if_due()
         if self._is_ending:
             return self._end_further()
@@ -422,7 +422,7 @@ class Task:
         watermark_ms = self._time.advance(timers, now_ms)
         elapsed_ms = self.clock.monotonic_ms() - now_ms
         self.counters.busy_ms += elapsed_ms
-        if self._time.has_more:
+        if self._time.has_more and not self._time.is_held_up:
             self._timer_sizer.observe(rows=timers, elapsed_ms=elapsed_ms)
         if watermark_ms is not None and self.output is not None:
             for channel in self.output.channels:
