@@ -243,6 +243,21 @@ def test_output_is_gathered_for_a_while_but_not_held_longer() -> None:
     assert [batch.column("rows").to_pylist() for batch in harness.out] == [[2], [4]]
 
 
+def test_an_idle_moment_brings_out_a_part_of_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate, "EMIT_BATCH_ROWS", 100)
+    harness = Harness(spec_of([pa.int64()]))
+    count = 20_000
+    harness.process(list(range(count)), [1] * count)
+    before = harness.emitted_rows()
+    harness.clock.advance(aggregate.EMIT_INTERVAL_MS)
+    harness.operator.on_idle(harness.out.append)
+    assert before < harness.emitted_rows() < count
+    while harness.operator._has_dirty:
+        harness.clock.advance(aggregate.EMIT_INTERVAL_MS)
+        harness.operator.on_idle(harness.out.append)
+    assert harness.emitted_rows() == count
+
+
 def test_a_sink_without_order_gets_each_group_once_per_epoch() -> None:
     harness = Harness(replace(spec_of([pa.string()]), group_rows=GroupRows.ONCE_PER_EPOCH))
     for value in range(3):

@@ -11,7 +11,20 @@ from tidegate.operators.build import build_operator
 from tidegate.operators.contract import GivesLater, TaskContext
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import lower
-from tidegate.plan.nodes import EvalPython, MapInArrow, OutputMode, Scan, Sink, TransformWithState, UdfShape
+from tidegate.plan.nodes import (
+    Aggregate,
+    AggregateCall,
+    AggregateFunction,
+    EvalPython,
+    EventTime,
+    EventTimeKey,
+    MapInArrow,
+    OutputMode,
+    Scan,
+    Sink,
+    TransformWithState,
+    UdfShape,
+)
 from tidegate.plan.physical import EvalPythonSpec, Giving, MapInArrowSpec
 from tidegate.state.contract import RestoredSection
 from tidegate.testing.manual_clock import ManualClock
@@ -111,3 +124,19 @@ def test_behind_a_processor_that_may_give_very_many_rows_they_go_in_by_slices() 
     plan = lower(mapped, Sink("noop", {}, OUTPUT, OutputMode.UPDATE), parallelism=1, max_parallelism=128)
     found = [each for each in plan.vertices[-1].operators if isinstance(each, EvalPythonSpec | MapInArrowSpec)]
     assert [each.giving for each in found] == [Giving.IN_SLICES] * 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "giving"), [(OutputMode.APPEND, Giving.IN_SLICES), (OutputMode.UPDATE, Giving.AT_ONCE)]
+)
+def test_finished_groups_go_into_user_code_by_slices_as_far_as_their_order_allows(
+    mode: OutputMode, giving: Giving
+) -> None:
+    v = Column(0, "v", pa.int64())
+    total = AggregateCall(AggregateFunction.SUM, (v,), pa.int64(), ansi=True)
+    event_time = EventTime(0, EventTimeKey.TIMESTAMP)
+    groups = Aggregate(Scan("rate", {}, INPUT), (v,), (total,), (v,), INPUT, event_time)
+    mapped = MapInArrow(groups, b"pairs", "pairs", OUTPUT)
+    plan = lower(mapped, Sink("noop", {}, OUTPUT, mode), parallelism=1, max_parallelism=128)
+    (found,) = [each for each in plan.vertices[-1].operators if isinstance(each, MapInArrowSpec)]
+    assert found.giving is giving

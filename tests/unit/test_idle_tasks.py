@@ -132,3 +132,38 @@ def test_a_restored_source_counts_until_it_is_idle_anew() -> None:
     """It may have been idle in the checkpoint, and its first splits be on their way to it now."""
     made = Made(answers=[NothingNow(10.0)], is_restored=True)
     assert made.run(1) == [Watermark(MIN_WATERMARK_MS)]
+
+
+class RowByTheClock(Stateless):
+    """Gives a row when the test says that its time has come."""
+
+    is_due = False
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        emit(rows)
+
+    def fire(self, max_timers: int, emit: Emit) -> bool:
+        if self.is_due:
+            self.is_due = False
+            emit(rows(7))
+        return False
+
+    def next_timer_ms(self) -> int | None:
+        return 0 if self.is_due else None
+
+
+def test_a_task_that_is_idle_says_so_again_behind_what_its_timers_gave() -> None:
+    """Its rows make it count downstream, and its own gate has been idle all along."""
+    operator = RowByTheClock()
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[operator])
+    made.arrive(CHANNELS[0], 0, Idle())
+    assert made.run() == [Idle()]
+    made.consume()
+    operator.is_due = True
+    made.run()
+    made.clock.advance(GATHER_MS)
+    assert made.run() == [[7]]
+    made.consume()
+    assert made.run() == [Idle()]
+    made.consume()
+    assert made.run() == [], "once"

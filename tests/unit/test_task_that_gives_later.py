@@ -95,6 +95,81 @@ def test_while_due_timers_wait_for_rows_that_a_later_operator_has_no_room_for_th
     assert made.run() == [[8, 9, 1, 2, 3], Watermark(100)]
 
 
+class FiresRows(Stateless):
+    """Has so many rows to fire, one in a slice."""
+
+    def __init__(self, count: int) -> None:
+        self.left = list(range(count))
+
+    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        emit(rows)
+
+    def fire(self, max_timers: int, emit: Emit) -> bool:
+        if self.left:
+            emit(rows(self.left.pop(0)))
+        return bool(self.left)
+
+    def next_timer_ms(self) -> int | None:
+        return 0 if self.left else None
+
+
+def test_what_is_due_is_fired_only_as_far_as_those_behind_have_room() -> None:
+    firing, waiting = FiresRows(10), HoldsRows()
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[firing, waiting])
+    made.run()
+    assert waiting.held == [0, 1], "and not all that is due"
+    assert not made.task.step()
+    assert made.task.next_deadline_ms() is None, "what is due cannot be fired now"
+    made.barrier(CHANNELS[0], ONE)
+    assert len(made.taken) == 1, "a barrier does not wait for it"
+    waiting.released = 10
+    made.run(40)
+    made.clock.advance(GATHER_MS)
+    sent = [each for each in made.run() if isinstance(each, list)]
+    assert sent == [list(range(10))]
+
+
+class PassesOnWhatItHeard(HoldsRows):
+    """As an async_map: what it lets pass is what it was told, not what is known by now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard_ms = MIN_WATERMARK_MS
+
+    def on_watermark(self, event_time_ms: int) -> None:
+        self.heard_ms = event_time_ms
+
+    def watermark_behind(self, event_time_ms: int) -> int:
+        return MIN_WATERMARK_MS if self.held else self.heard_ms
+
+
+def test_event_time_that_one_operator_held_back_reaches_the_next_without_new_input() -> None:
+    first, second = HoldsRows(), PassesOnWhatItHeard()
+    made = Made(gate=gate_of(CHANNELS[0]), operators=[first, second])
+    made.arrive(CHANNELS[0], 0, Batch(rows(1)))
+    made.arrive(CHANNELS[0], 1, Watermark(100))
+    made.arrive(CHANNELS[0], 2, Idle())
+    assert made.run() == []
+    first.released = second.released = 1
+    assert made.run() == [[1], Watermark(100)]
+    made.consume()
+    assert made.run() == [Idle()]
+
+
+def test_the_next_look_at_a_source_is_not_waited_for_while_an_operator_has_no_room() -> None:
+    first, second = HoldsRows(), HoldsRows()
+    second.held = [8]
+    made = Made(answers=[Rows(rows(1)), NothingNow(5.0)], operators=[first, second])
+    made.run()
+    assert made.task.next_deadline_ms() == 5.0
+    first.released = 1
+    made.run()
+    assert second.held == [8, 1]
+    made.clock.advance(1_000.0)
+    made.run()
+    assert made.task.next_deadline_ms() is None, "it would be in the past"
+
+
 def test_a_source_is_not_asked_while_an_operator_has_no_room() -> None:
     operator = HoldsRows()
     made = Made(answers=[Rows(rows(1, 2)), NothingNow(5.0)], operators=[operator])

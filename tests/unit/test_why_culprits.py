@@ -90,6 +90,13 @@ def test_a_task_that_only_waits_for_its_turn_is_not_to_blame_but_the_busy_one_of
     assert isinstance(culprit, SlowOperator) and culprit.where.what == "v1.0"
 
 
+def test_a_task_that_waits_for_calls_is_named_and_not_one_that_did_a_little_beside_it() -> None:
+    """It neither works nor lacks room; nor does anybody else keep its slot from it."""
+    beside = TaskFacts(task=task_id(2), name="MapInArrow(hash)", kind="aligned", snapshot_ms=3.0, busy_ms=40.0)
+    culprit = why(behind_data(beside, busy_ms=2.0)).culprit
+    assert isinstance(culprit, SlowOperator) and culprit.where.what == "v1.0", culprit
+
+
 def test_one_that_shows_in_several_phases_is_blamed_for_all_of_them() -> None:
     """A task without room, then the one that took it: together longer than the upload, each alone not."""
     middle = keyed(snapshot_ms=1_000.0, backpressured_ms=990.0)

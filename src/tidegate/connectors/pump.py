@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+from tidegate.model.errors import UserCodeFailure
+
 T = TypeVar("T")
 
 # Ahead of the reader by so many items at the most: enough to hide a wait, few enough to hold in memory.
@@ -72,6 +74,8 @@ class Pump(Generic[T]):
                     return
         except Exception as error:  # raised again where it is taken
             self._give(_Failed(error))
+        except BaseException as error:  # sys.exit, a cancelled call, a panic: not to end in silence
+            self._give(_Failed(UserCodeFailure(f"A source's reader raised {type(error).__name__}: {error}")))
         else:
             self._give(PumpEnded())
 

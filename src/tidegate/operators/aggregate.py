@@ -102,7 +102,8 @@ class AggregateOperator:
 
     def on_idle(self, emit: Emit) -> None:
         if self._is_emission_due():
-            self._emit_dirty(emit)
+            # A part of them: only a barrier is worth a longer step.
+            self._emit_some_dirty(emit)
 
     def on_watermark(self, event_time_ms: int) -> None:
         if self._expiry is not None:

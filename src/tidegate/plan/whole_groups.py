@@ -22,8 +22,16 @@ from tidegate.plan.physical import (
     Vertex,
 )
 
-# Of one row they may make very many.
-_MAKING_MANY = (ConnectSpec, MapInArrowSpec, StaticJoinSpec, StreamJoinSpec, TransformWithStateSpec)
+# Of one row, or of one watermark, they may make very many.
+_MAKING_MANY = (
+    AggregateSpec,
+    AsyncMapSpec,
+    ConnectSpec,
+    MapInArrowSpec,
+    StaticJoinSpec,
+    StreamJoinSpec,
+    TransformWithStateSpec,
+)
 
 
 def require_whole_groups(vertices: Sequence[Vertex], sink: Sink) -> None:

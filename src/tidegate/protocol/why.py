@@ -247,7 +247,8 @@ def _busiest_behind(facts: CheckpointFacts, task: TaskFacts) -> TaskFacts:
     neighbours = facts.tasks_of(task.task.subtask)
     # A task that neither works nor lacks room waits for its turn: another one of its slot works.
     busiest = max(neighbours, key=lambda each: each.busy_ms, default=task)
-    is_waiting_for_turn = task.busy_ms + task.backpressured_ms < task.alignment_ms / 4
+    share_ms = task.alignment_ms / 4
+    is_waiting_for_turn = task.busy_ms + task.backpressured_ms < share_ms <= busiest.busy_ms
     return busiest if is_waiting_for_turn and busiest.busy_ms > 4 * task.busy_ms else task
 
 

@@ -17,6 +17,10 @@ class ChainTime:
         self, operators: Sequence[Operator], emits: Sequence[Emit], *, input_ms: int, told_ms: int, interval_ms: float
     ) -> None:
         self._stages = list(zip(operators, emits, strict=True))
+        self._holding = [operator if isinstance(operator, GivesLater) else None for operator in operators]
+        # What each operator was told last: one in front of it may let go of rows that held event time back.
+        self._heard_ms = [MIN_WATERMARK_MS for _ in operators]
+        self._firing = 0
         self._input_ms = input_ms
         self.told_ms = told_ms
         self._interval_ms = interval_ms
@@ -24,7 +28,8 @@ class ChainTime:
         # After a restore too: timers that the stored watermark made due may not have fired yet.
         self._is_advancing = input_ms > MIN_WATERMARK_MS
         self.has_more = False
-        self.is_held_up = False  # by rows of an operator that have to be given first, for which there may be no room
+        # What is left to fire waits: for rows that its operator gives first, or for room in those behind it.
+        self.is_held_up = False
         self._applied_ms: int | None = None  # so that a restored task fires what floors made due before any rows
 
     @property
@@ -37,9 +42,16 @@ class ChainTime:
             self._is_advancing = True
 
     def on_rows(self) -> None:
-        """Operators may have moved event time themselves."""
-        if not self._is_advancing and self._behind_all() > self.told_ms:
-            self._is_advancing = True
+        """Operators may have moved event time themselves, for downstream or for those behind them in the chain."""
+        if self._is_advancing:
+            return
+        watermark_ms = self._input_ms
+        for (operator, _), heard_ms in zip(self._stages, self._heard_ms, strict=True):
+            if watermark_ms > heard_ms:
+                self._is_advancing = True
+                return
+            watermark_ms = operator.watermark_behind(watermark_ms)
+        self._is_advancing = watermark_ms > self.told_ms
 
     def is_due(self, *, wall_ms: int, now_ms: float) -> bool:
         """Whether something has to be fired or told before more input is taken."""
@@ -52,13 +64,19 @@ class ChainTime:
     def advance(self, max_timers: int, now_ms: float) -> int | None:
         """One slice of timers; once none is due, gives the watermark to be told downstream, if there is a new one."""
         watermark_ms = self._input_ms
-        self.is_held_up = False
-        for operator, emit in self._stages:
+        left_at = self._firing if self.has_more else None
+        for position, (operator, emit) in enumerate(self._stages):
             operator.on_watermark(watermark_ms)
+            self._heard_ms[position] = watermark_ms
+            self.is_held_up = position == left_at and not self._has_room_behind(position)
+            if self.is_held_up:
+                self.has_more = True
+                return None
             self.has_more = operator.fire(max_timers, emit)
             if self.has_more:
-                self._is_advancing = True
-                self.is_held_up = isinstance(operator, GivesLater) and operator.holds_rows()
+                self._is_advancing, self._firing = True, position
+                holding = self._holding[position]
+                self.is_held_up = holding is not None and holding.holds_rows()
                 return None
             watermark_ms = operator.watermark_behind(watermark_ms)
         self._applied_ms = self._input_ms
@@ -81,7 +99,9 @@ class ChainTime:
         self._applied_ms = None
 
     def next_timer_ms(self) -> int | None:
-        """The next processing-time timer, in wall-clock time."""
+        """The next processing-time timer, in wall-clock time; none while those that are due are held up."""
+        if self.is_held_up:
+            return None
         times = [at for operator, _ in self._stages if (at := operator.next_timer_ms()) is not None]
         return min(times, default=None)
 
@@ -91,6 +111,9 @@ class ChainTime:
     def has_something_to_tell(self) -> bool:
         """Whether a watermark for downstream is known, whose turn may not have come yet."""
         return self._is_advancing or self._input_ms != self._applied_ms
+
+    def _has_room_behind(self, position: int) -> bool:
+        return all(holding is None or holding.room() for holding in self._holding[position + 1 :])
 
     def _is_timer_due(self, wall_ms: int) -> bool:
         at_ms = self.next_timer_ms()

@@ -64,6 +64,7 @@ class SlotRun:
     ) -> None:
         self._peers = peers
         self._clock = clock
+        self._has_delivered = False
         self._local = LocalLink(self._deliver)
         links = {peer: RemoteLink(connections) for peer, connections in peers.items()}
         self._tasks = SlotTasks(
@@ -114,10 +115,11 @@ class SlotRun:
     def turn(self, extra_fds: "list[int]") -> set[int]:
         """One turn of the loop; gives the descriptors of `extra_fds` that have something to read."""
         moved = self._step_tasks(extra_fds)
+        self._has_delivered = False
         self._send_elements()
         self._tasks.encode_some(self._clock.monotonic_ms() + _ENCODE_BUDGET_MS)
         self._tasks.report()
-        is_busy = moved or self._tasks.has_work() or bool(self._local.messages)
+        is_busy = moved or self._tasks.has_work() or bool(self._local.messages) or self._has_delivered
         return self._receive(0.0 if is_busy else self._wait_ms(), extra_fds)
 
     def close(self) -> None:
@@ -195,6 +197,8 @@ class SlotRun:
         return len(messages)
 
     def _deliver(self, channel: int, arrived: Arrived) -> None:
+        # To a task of this slot, whose turn may be over.
+        self._has_delivered = True
         self._tasks.on_element(channel, arrived)
 
     def _wait_ms(self) -> float:

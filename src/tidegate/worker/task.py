@@ -6,6 +6,7 @@ A step processes one slice. A snapshot falls between two steps, never inside one
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import pyarrow as pa
@@ -139,7 +140,8 @@ class Task:
         deadlines += [due_ms for giving, _ in self._giving if (due_ms := giving.next_deadline_ms()) is not None]
         if not self.has_ended and self._waiting_since_ms is None:
             # Else only a message can set off a step, and that wakes the slot.
-            if self.source is not None and (retry_ms := self.source.next_deadline_ms()) is not None:
+            # Nor is a source asked while an operator has no room: what makes room wakes the slot as well.
+            if self.source is not None and self._room() and (retry_ms := self.source.next_deadline_ms()) is not None:
                 deadlines.append(retry_ms)
             moves_at_ms = self._event_time_moves_at_ms()
             if (telling_ms := self._time.next_telling_ms()) is not None and moves_at_ms is not None:
@@ -418,7 +420,7 @@ class Task:
 
     def _advance_time(self, now_ms: float) -> None:
         """One slice of due timers, or the word downstream once none is left."""
-        timers = self._affordable(self._timer_sizer)
+        timers, rows_before = self._affordable(self._timer_sizer), self.counters.rows_out
         watermark_ms = self._time.advance(timers, now_ms)
         elapsed_ms = self.clock.monotonic_ms() - now_ms
         self.counters.busy_ms += elapsed_ms
@@ -427,6 +429,9 @@ class Task:
         if watermark_ms is not None and self.output is not None:
             for channel in self.output.channels:
                 channel.watermark(watermark_ms)
+        if watermark_ms is not None or self.counters.rows_out > rows_before:
+            # It counts again downstream, and a gate that has been idle all along will not become so once more.
+            self._is_idle_due |= self.gate is not None and self.gate.is_idle()
 
     def _take_watermarks(self, gate: Gate) -> bool:
         """Whether event time moved, so that timers come before rows."""
@@ -568,12 +573,12 @@ class Task:
         emit: Emit = self._leave
         for operator in reversed(self.operators):
             emits.insert(0, emit)
-            emit = _feeding(operator, emit)
+            emit = partial(operator.process, emit=emit)
         self._first = emit
         self._second = self._first
         if self.inputs and SECOND_INPUT in self.inputs.values():
             head = cast(TwoInputOperator, self.operators[0])
-            self._second = _feeding_right(head, emits[0])
+            self._second = partial(head.process_right, emit=emits[0])
         return emits
 
     def _leave(self, rows: pa.RecordBatch) -> None:
@@ -584,17 +589,3 @@ class Task:
         else:
             assert self.sink is not None, "a task ends in an output or a sink"
             self.sink.write(rows)
-
-
-def _feeding(operator: Operator, emit: Emit) -> Emit:
-    def feed(rows: pa.RecordBatch) -> None:
-        operator.process(rows, emit)
-
-    return feed
-
-
-def _feeding_right(operator: TwoInputOperator, emit: Emit) -> Emit:
-    def feed(rows: pa.RecordBatch) -> None:
-        operator.process_right(rows, emit)
-
-    return feed
