@@ -1,4 +1,4 @@
-"""Tidegate: exactly-once checkpoints, in milliseconds, for PySpark streams that are behind.
+"""Tidegate: exactly-once checkpoints for PySpark streams, which complete also when the stream is behind.
 
     import tidegate as tg
     query = tg.writeStream(df).format("parquet").option("checkpointLocation", "chk").start("out")

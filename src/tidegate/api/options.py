@@ -128,7 +128,8 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "ingest",
             "auto",
             _choice("auto", "native", "spark"),
-            "who reads the sources: Tidegate, Spark with all that is stateless, or Spark where Tidegate cannot",
+            "who reads the sources: `native` Tidegate, `spark` Spark with all that is stateless, `auto` Spark where "
+            "Tidegate cannot",
         ),
         OptionSpec(
             "ingest.maxStaged",
@@ -203,7 +204,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "checkpoint.onCancel",
             "retain",
             _choice("retain", "delete"),
-            "what becomes of the checkpoints when the query is stopped; savepoints always stay",
+            "what becomes of the checkpoints when the query is stopped; savepoints stay, but for a claimed one",
             "execution.checkpointing.externalized-checkpoint-retention",
         ),
         OptionSpec(
@@ -367,7 +368,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "restart.strategy",
             "exponential",
             _choice("none", "fixed", "exponential"),
-            "what follows a failure",
+            "what follows a failure: restarts with `exponential` or `fixed` delays, or `none`",
             "restart-strategy.type",
         ),
         OptionSpec(
@@ -388,7 +389,7 @@ OPTIONS: Mapping[str, OptionSpec] = {
             "ui.enabled",
             "true",
             _choice("true", "false"),
-            "whether the driver serves the query's metrics over HTTP, at `query.url`",
+            "whether the driver answers over HTTP, at `query.url`: metrics, and `tidegate jobs`, `savepoint`, `stop`",
         ),
         OptionSpec(
             "ui.port",
