@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tidegate.coordinator.views import JobView
 from tidegate.model.errors import JobFailure
 from tidegate.server.control import control_routes
 from tidegate.server.page import QueryPage
+from tidegate.storage import layout
 from tidegate.storage.running_query import RunningQuery, note_running, read_running
 from tidegate.storage.store import LocalFiles
 
@@ -196,3 +198,68 @@ def test_a_newer_querys_note_is_not_removed(tmp_path: Path) -> None:
     note_running(store, newer)
     older.forget()
     assert read_running(store) == newer
+
+
+class Stranger:
+    """Another program on the port where a query listened; answers everything with the same."""
+
+    def __init__(self, answer: bytes) -> None:
+        class Answering(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(answer)
+
+            do_POST = do_GET
+
+            def log_message(self, format: str, *args: object) -> None: ...
+
+        self._server = HTTPServer(("127.0.0.1", 0), Answering)
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> "Stranger":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("answer", [b"hello", b"[]", b"{}", b'{"path": 7}', b'{"state": 1, "location": "x"}'])
+def test_a_stranger_on_the_querys_port_is_not_taken_for_it(tmp_path: Path, answer: bytes) -> None:
+    place = Place(tmp_path / "chk")
+    place.take(place.started(), manifest(1))
+    with Stranger(answer) as stranger:
+        note_running(place.store, RunningQuery(name="q", url=f"http://127.0.0.1:{stranger.port}", token="t"))
+        for command in (["savepoint", str(place.folder)], ["stop", str(place.folder), "--savepoint", "x"]):
+            code, said = run(*command)
+            assert code == 1 and "is not the query 'q'" in said and "Traceback" not in said, said
+        assert run("jobs", "--port", str(stranger.port))[0] == 0
+
+
+def test_stop_does_not_wait_for_the_next_query_on_the_same_port(running: Running) -> None:
+    store = LocalFiles(running.location)
+    noted = read_running(store)
+    assert noted is not None
+    running.control.page = None  # it goes on answering there, as another query would
+    running.control._end = lambda: note_running(  # type: ignore[method-assign]
+        store, RunningQuery(name="next", url=noted.url, token="its own")
+    )
+    code, said = run("stop", str(running.location))
+    assert code == 0 and "is stopped" in said
+    store.delete(layout.running_query())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["stop", "chk", "--unaligned"], "add --savepoint"),
+        (["inspect", "chk", "--verify", "--orphans"], "ask one of them at a time"),
+    ],
+)
+def test_a_flag_that_would_be_ignored_is_refused(arguments: list[str], said: str) -> None:
+    answer = CliRunner().invoke(app, arguments)
+    assert answer.exit_code == 2 and said in " ".join(answer.output.replace("│", " ").split())

@@ -96,6 +96,8 @@ def inspect(
 
     if remove and not orphans:
         raise typer.BadParameter("--remove removes orphans: add --orphans.")
+    if verify and orphans:
+        raise typer.BadParameter("--verify and --orphans are two questions: ask one of them at a time.")
     if orphans:
         listed = command.remove_orphans if remove else command.show_orphans
         _exit_with(lambda: listed(path, older_than=older_than))
@@ -154,6 +156,8 @@ def stop(
     from tidegate.cli import running as command
 
     if savepoint is None:
+        if unaligned:
+            raise typer.BadParameter("--unaligned says how a savepoint is taken: add --savepoint.")
         _exit_with(lambda: command.stop(location))
     else:
         folder = savepoint

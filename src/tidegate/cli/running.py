@@ -25,6 +25,7 @@ _LOOK_S = 0.5
 # A savepoint may take as long as checkpoint.timeout, and wait for a query that is just starting.
 _LONGEST_ANSWER_S = 3600.0
 _LONGEST_STOP_S = 60.0
+_SAID_OF_A_JOB = {"name", "state", "generation", "lastCheckpoint", "location"}
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -46,15 +47,15 @@ def jobs(console: Console, *, host: str, port: int) -> int:
 
 
 def savepoint(location: str, path: str | None, *, unaligned: bool) -> int:
-    answer = _ask(_found(location), SAVEPOINT, {"path": path, "unaligned": unaligned})
-    print(answer["path"])
+    query = _found(location)
+    print(_path_in(query, _ask(query, SAVEPOINT, {"path": path, "unaligned": unaligned})))
     return 0
 
 
 def stop(location: str) -> int:
     query = _found(location)
     _ask(query, STOP, {})
-    _await_end(query)
+    _await_end(query, location)
     print(f"Query {query.name!r} is stopped.")
     return 0
 
@@ -62,8 +63,8 @@ def stop(location: str) -> int:
 def stop_with_savepoint(location: str, path: str, *, unaligned: bool) -> int:
     query = _found(location)
     answer = _ask(query, STOP, {"savepoint": path, "unaligned": unaligned})
-    _await_end(query)
-    print(answer["path"])
+    _await_end(query, location)
+    print(_path_in(query, answer))
     return 0
 
 
@@ -88,26 +89,45 @@ def _ask(query: RunningQuery, path: str, asked: dict[str, Any]) -> dict[str, Any
     )
     try:
         with urllib.request.urlopen(request, timeout=_LONGEST_ANSWER_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            found = json.load(answer)
+            if isinstance(found, dict):
+                return found
+            raise ValueError("no object")
     except urllib.error.HTTPError as error:
         raise JobFailure(_error_in(error)) from None
     except OSError as error:
         raise UserError(
             f"Query {query.name!r} does not answer at {query.url} ({error}): its driver may have been killed."
         ) from None
+    except (ValueError, HTTPException):
+        raise _stranger(query) from None
+
+
+def _path_in(query: RunningQuery, answer: dict[str, Any]) -> str:
+    if not isinstance(path := answer.get("path"), str):
+        raise _stranger(query)
+    return path
+
+
+def _stranger(query: RunningQuery) -> UserError:
+    return UserError(
+        f"What answers at {query.url} is not the query {query.name!r}: its driver may have been killed, and another "
+        f"program listens there."
+    )
 
 
 def _error_in(answer: urllib.error.HTTPError) -> str:
     try:
         return str(json.load(answer)["error"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return f"The query answered {answer.code} {answer.reason}."
 
 
-def _await_end(query: RunningQuery) -> None:
+def _await_end(query: RunningQuery, location: str) -> None:
     deadline = time.monotonic() + _LONGEST_STOP_S
-    while _job_at(query.url) is not None:
+    store = open_location(location)
+    # Once it has ended another query may listen there, or run on the same location.
+    while read_running(store) == query and _job_at(query.url) is not None:
         if time.monotonic() > deadline:
             raise JobFailure(f"Query {query.name!r} was told to stop, and has not ended after {_LONGEST_STOP_S:.0f} s.")
         time.sleep(0.1)
@@ -119,7 +139,7 @@ def _job_at(url: str) -> dict[str, Any] | None:
             job = json.load(answer)
     except (OSError, ValueError, HTTPException):
         return None  # nobody, or somebody who speaks something else
-    return job if isinstance(job, dict) and "state" in job and "location" in job else None
+    return job if isinstance(job, dict) and job.keys() >= _SAID_OF_A_JOB else None
 
 
 def _urls(host: str, port: int) -> list[str]:
