@@ -48,7 +48,7 @@ def stage(folder: StagingFolder, batch: int, *files: tuple[int, int]) -> None:
         values = list(range(first, first + rows))
         pq.write_table(pa.table({"c0": values, "c1": [str(v) for v in values]}), data / f"part-{first}.parquet")
     (data / "_SUCCESS").touch()
-    folder.publish(batch, data)
+    folder.publish(batch, data, SCHEMA.names)
 
 
 def staging_of(path: Path) -> tuple[StagingFolder, FixedFeed]:
@@ -94,8 +94,24 @@ def test_a_driver_that_starts_leaves_what_another_one_may_still_publish(tmp_path
     in_work.mkdir()
     pq.write_table(pa.table({"c0": [3], "c1": ["3"]}), in_work / "part.parquet")
     folder.remove_unpublished()
-    folder.publish(1, in_work)
+    folder.publish(1, in_work, SCHEMA.names)
     assert sorted(SourceRun(source_of(tmp_path), 1).drain()) == rows_of((0, 4))
+
+
+def test_rows_of_other_columns_are_refused_and_not_read_as_these(tmp_path: Path) -> None:
+    folder, _ = staging_of(tmp_path)
+    data = folder.new_data_folder(0)
+    data.mkdir()
+    pq.write_table(pa.table({"c0": [3], "c1": [4]}), data / "part.parquet")
+    folder.publish(0, data, ["price", "_gen_alias_17"])
+
+    def read(*names: str) -> list[tuple[Any, ...]]:
+        schema = pa.schema([(name, pa.int64()) for name in names])
+        return SourceRun(open_source(Scan("staged", {"path": str(tmp_path)}, schema)), 1).drain()
+
+    assert read("price", "_gen_alias_20") == [(3, 4)], "Catalyst's own names differ from start to start"
+    with pytest.raises(IncompatibleCheckpoint, match="the columns price, _gen_alias_17, which are not read yet"):
+        read("amount", "price")
 
 
 def test_a_batch_without_a_marker_does_not_exist(tmp_path: Path) -> None:

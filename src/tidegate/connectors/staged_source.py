@@ -7,9 +7,10 @@ changed, so that of two writers of one batch only the first counts. The feed tha
 import json
 import os
 import pickle
+import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -30,6 +31,8 @@ from tidegate.storage.store import sync_folder
 STAGED = "staged"
 _READ_ROWS = 16_384
 _BEFORE_THE_FIRST = -1
+# Of names that Catalyst makes, such as _gen_alias_17: other ones with every start.
+_DIGITS = re.compile(r"\d+")
 
 
 class IngestMode(Enum):
@@ -41,10 +44,11 @@ class IngestMode(Enum):
 
 
 class StagedPart(msgspec.Struct, frozen=True):
-    """A file, by its path below the staging folder."""
+    """A file, by its path below the staging folder. `columns`: what the query called them, in the file's order."""
 
     path: str
     size_bytes: int
+    columns: list[str] = []
 
 
 class StagedBatch(msgspec.Struct, frozen=True):
@@ -114,12 +118,13 @@ class StagingFolder:
         """Unlike any other attempt's at the same batch."""
         return self.path / "data" / f"{batch}-{uuid.uuid4().hex[:8]}"
 
-    def publish(self, batch: int, data: Path) -> StagedBatch:
+    def publish(self, batch: int, data: Path, columns: Sequence[str]) -> StagedBatch:
         """The batch exists from here on, with these files; if it did before, nothing changes."""
         files = sorted(path for path in data.iterdir() if path.suffix == ".parquet") if data.exists() else []
         for path in files:
             _sync_file(path)
-        parts = [StagedPart(path.relative_to(self.path).as_posix(), path.stat().st_size) for path in files]
+        named = list(columns)
+        parts = [StagedPart(path.relative_to(self.path).as_posix(), path.stat().st_size, named) for path in files]
         self._create(self._marker(batch), msgspec.json.encode(StagedBatch(parts)))
         return self.batch(batch)
 
@@ -223,6 +228,7 @@ class StagedStream:
 
     def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
         part = from_msgpack(partition, StagedPart)
+        self._check_columns(part)
         path = str(self._folder.path / part.path)
         rows = ParquetRows(path, self._file_schema, size_bytes=part.size_bytes, first_row=0)
         try:
@@ -230,6 +236,16 @@ class StagedStream:
                 yield pa.RecordBatch.from_arrays(piece.columns, schema=self._schema)
         finally:
             rows.close()
+
+    def _check_columns(self, part: StagedPart) -> None:
+        """Files know columns by their place: after a change of the query another one may be there."""
+        staged, now = ([_DIGITS.sub("#", name) for name in names] for names in (part.columns, self._schema.names))
+        if part.columns and staged != now:
+            raise IncompatibleCheckpoint(
+                f"Spark has staged rows with the columns {', '.join(part.columns)}, which are not read yet, and the "
+                f"query ingests {', '.join(self._schema.names)}: run the old query to its end once, with "
+                f"trigger(availableNow=True), or use a new checkpointLocation."
+            )
 
     def commit(self, end: str) -> None:
         self._feed().on_covered(self._batch_of(end))

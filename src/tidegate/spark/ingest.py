@@ -40,7 +40,7 @@ def write_batch(batch: DataFrame, folder: StagingFolder, batch_id: int) -> Stage
     data = folder.new_data_folder(batch_id)
     names = [column_name(at) for at in range(len(batch.columns))]
     batch.toDF(*names).write.parquet(data.as_uri())
-    staged = folder.publish(batch_id, data)
+    staged = folder.publish(batch_id, data, batch.columns)
     if not staged.parts:
         shutil.rmtree(data, ignore_errors=True)
     return staged
