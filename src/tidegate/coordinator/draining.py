@@ -1,7 +1,9 @@
 """`processAllAvailable`: when is everything that was there at the call processed and committed?
 
 A job is drained when every slot was idle in two reports in a row with the same counts: between the first and the
-second nothing moved anywhere, so nothing was on its way either. Then a checkpoint makes it durable.
+second nothing moved anywhere, so nothing was on its way either. Then a checkpoint makes it durable: one that has no
+rows in flight, since a function that is called once in an epoch may give its last rows at the barrier, and an unaligned
+one passes them.
 """
 
 import threading
@@ -28,9 +30,7 @@ class Draining:
     def begin_again(self) -> None:
         """Also for a new generation, which has gone back: what was drained before may not be any more."""
         self._rounds_wanted = None
-        self._quiet.clear()
-        self._last.clear()
-        self.checkpoint_from = None
+        self._await_quiet()
 
     def on_progress(self, slot: SlotIndex, progress: Progress) -> None:
         if not self._waiting:
@@ -53,9 +53,18 @@ class Draining:
         all_quiet = len(self._quiet) == slots and all(rounds >= 2 for rounds in self._quiet.values())
         return listed and all_read and all_quiet
 
-    def on_committed(self, checkpoint: CheckpointId) -> None:
-        if self.checkpoint_from is not None and checkpoint >= self.checkpoint_from:
+    def on_committed(self, checkpoint: CheckpointId, *, inflight_bytes: int) -> None:
+        if self.checkpoint_from is None or checkpoint < self.checkpoint_from:
+            return
+        if inflight_bytes:
+            self._await_quiet()
+        else:
             self.release_all()
+
+    def _await_quiet(self) -> None:
+        self._quiet.clear()
+        self._last.clear()
+        self.checkpoint_from = None
 
     def release_all(self) -> None:
         for done in self._waiting:

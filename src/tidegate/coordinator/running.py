@@ -178,7 +178,7 @@ class Running:
         completed = next((view for view in self._history.views() if view.id == checkpoint), None)
         if completed is not None:
             self._heap_watch.on_completed(completed.tasks)
-        self._draining.on_committed(checkpoint)
+        self._draining.on_committed(checkpoint, inflight_bytes=0 if completed is None else completed.inflight_bytes)
         if self._last_from is not None and checkpoint >= self._last_from:
             self._listener.on_last_committed()
 
