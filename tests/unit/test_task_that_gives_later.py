@@ -238,3 +238,26 @@ def test_a_restored_task_that_holds_rows_says_that_it_is_idle_when_they_are_give
     assert made.run() == [[1]]
     made.consume()
     assert made.run() == [Idle()]
+
+
+def test_a_wait_for_changes_of_state_to_be_stored_is_told_apart_from_one_for_room_downstream() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]))
+    made.arrive(CHANNELS[0], 0, Batch(rows(1)))
+    made.task.state_has_room = lambda: False
+    made.task.step()
+    made.clock.advance(30.0)
+    assert made.task._marks(made.clock.monotonic_ms()).unstored_ms == 30.0, "it lasts"
+    made.task.state_has_room = lambda: True
+    made.run()
+    assert (made.task.counters.backpressured_ms, made.task.counters.unstored_ms) == (30.0, 30.0)
+
+
+def test_a_wait_for_room_downstream_is_none_for_the_store() -> None:
+    made = Made(gate=gate_of(CHANNELS[0]), window_bytes=8)
+    for number in range(4):
+        made.arrive(CHANNELS[0], number, Batch(rows(number)))
+    made.run()
+    made.clock.advance(30.0)
+    made.consume()
+    made.run()
+    assert made.task.counters.backpressured_ms > 0 == made.task.counters.unstored_ms

@@ -97,6 +97,16 @@ def test_a_task_that_waits_for_calls_is_named_and_not_one_that_did_a_little_besi
     assert isinstance(culprit, SlowOperator) and culprit.where.what == "v1.0", culprit
 
 
+def test_a_task_whose_changes_of_state_are_not_stored_yet_waits_for_the_store_and_not_for_those_behind_it() -> None:
+    behind = TaskFacts(task=task_id(2), name="Sink", kind="aligned", snapshot_ms=3.0, busy_ms=5.0)
+    found = why(behind_data(behind, busy_ms=10.0, backpressured_ms=1_900.0, unstored_ms=1_800.0))
+    assert isinstance(found.culprit, SlowStore), found.culprit
+    assert "changes of state of v1.0" in found.culprit.where.what
+    assert "use a faster store for checkpointLocation" in found.advice
+    other = why(behind_data(behind, busy_ms=10.0, backpressured_ms=1_900.0, unstored_ms=100.0)).culprit
+    assert not isinstance(other, SlowStore), other
+
+
 def test_one_that_shows_in_several_phases_is_blamed_for_all_of_them() -> None:
     """A task without room, then the one that took it: together longer than the upload, each alone not."""
     middle = keyed(snapshot_ms=1_000.0, backpressured_ms=990.0)

@@ -151,6 +151,7 @@ class _SlotLine:
             epoch_rows=said.epoch_rows,
             epoch_bytes=said.epoch_bytes,
             paused_ms=said.paused_ms,
+            unstored_ms=said.unstored_ms,
         )
 
     def _barrier(self, seen: BarrierSeen | None) -> BarrierFacts | None:

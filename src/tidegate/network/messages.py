@@ -216,8 +216,9 @@ class TaskStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far one task is with one checkpoint. Times are of the slot's clock, and mean something beside its `now_ms`.
 
     `first` and `last`: of its barriers, those that came first and last so far; of `missing`, some. What it did, from
-    the first barrier to the snapshot: `processed_bytes`, `busy_ms`, `backpressured_ms`. `queued_bytes` were in front of
-    it at the first barrier, `left_bytes` are now. `epoch_*`: what it took in since the snapshot before this one.
+    the first barrier to the snapshot: `processed_bytes`, `busy_ms`, `backpressured_ms`, and of that `unstored_ms`, for
+    changes of state to be stored. `queued_bytes` were in front of it at the first barrier, `left_bytes` are now.
+    `epoch_*`: what it took in since the snapshot before this one.
     """
 
     task: TaskId
@@ -237,6 +238,7 @@ class TaskStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch_rows: int = 0
     epoch_bytes: int = 0
     paused_ms: float = 0.0
+    unstored_ms: float = 0.0
 
 
 class LongStep(msgspec.Struct, frozen=True, array_like=True, gc=False):

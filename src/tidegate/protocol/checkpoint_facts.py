@@ -44,7 +44,8 @@ class TaskFacts:
     """`snapshot_ms`: when it began its snapshot; None if it had not. `missing`: some of those without barrier.
 
     `queued_bytes` stood in its input at its first barrier and `left_bytes` at the end; from the first barrier to the
-    snapshot it processed `processed_bytes`, worked for `busy_ms` and had no room in its output for `backpressured_ms`.
+    snapshot it processed `processed_bytes`, worked for `busy_ms` and had no room for `backpressured_ms`: in its output,
+    or for `unstored_ms` of it for more changes of state, until those before were stored.
     `epoch_rows` and `epoch_bytes` are what it took in since the snapshot before this one.
     """
 
@@ -70,6 +71,7 @@ class TaskFacts:
     epoch_rows: int = 0
     epoch_bytes: int = 0
     paused_ms: float = 0.0
+    unstored_ms: float = 0.0
 
     @property
     def start_delay_ms(self) -> float | None:

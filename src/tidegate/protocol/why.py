@@ -223,6 +223,9 @@ def _big_synchronous_part(facts: CheckpointFacts, phase: Phase) -> WaitedFor:
 def _behind_data(facts: CheckpointFacts, task: TaskFacts) -> WaitedFor:
     """Rows stood in front of the barrier: whoever was slow to take them, this task or one behind it."""
     slow = _busiest_behind(facts, task)
+    if _waits_for_store(slow):
+        changes = Where(f"checkpointLocation, changes of state of {_where(facts, slow.task).what}")
+        return SlowStore(changes, slow.unstored_ms, 0)
     offered = {each.task: each.offered_bytes for each in (slow, *facts.siblings(slow.task))}
     total = sum(offered.values())
     if len(offered) > 1 and total and offered[slow.task] / total >= 1 / len(offered) + _SKEWED_ABOVE_FAIR:
@@ -238,18 +241,24 @@ def _behind_data(facts: CheckpointFacts, task: TaskFacts) -> WaitedFor:
 def _busiest_behind(facts: CheckpointFacts, task: TaskFacts) -> TaskFacts:
     """Down the stream for as long as the task mostly waits for room, to the one that takes the room."""
     passed = {task.task}
-    while task.backpressured_ms > task.busy_ms:
+    while task.backpressured_ms > task.busy_ms and not _waits_for_store(task):
         behind = [each for each in facts.receivers(task.task) if each.task not in passed]
         if not behind:
             return task
         task = max(behind, key=lambda each: (max(each.queued_bytes, each.left_bytes), each.busy_ms))
         passed.add(task.task)
+    if _waits_for_store(task):
+        return task
     neighbours = facts.tasks_of(task.task.subtask)
     # A task that neither works nor lacks room waits for its turn: another one of its slot works.
     busiest = max(neighbours, key=lambda each: each.busy_ms, default=task)
     share_ms = task.alignment_ms / 4
     is_waiting_for_turn = task.busy_ms + task.backpressured_ms < share_ms <= busiest.busy_ms
     return busiest if is_waiting_for_turn and busiest.busy_ms > 4 * task.busy_ms else task
+
+
+def _waits_for_store(task: TaskFacts) -> bool:
+    return task.unstored_ms > max(task.busy_ms, task.backpressured_ms / 2)
 
 
 # -- not complete

@@ -27,6 +27,7 @@ class Marks:
     busy_ms: float = 0.0
     backpressured_ms: float = 0.0
     paused_ms: float = 0.0
+    unstored_ms: float = 0.0
 
 
 @dataclass(slots=True)

@@ -75,6 +75,7 @@ class Task:
     _given_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
     _waiting_since_ms: float | None = None
+    _waits_for_store: bool = False
     watch: BarrierWatch = field(default_factory=BarrierWatch)
 
     def __post_init__(self) -> None:
@@ -229,6 +230,7 @@ class Task:
             epoch_rows=until.rows_in - began.rows_in,
             epoch_bytes=until.bytes_in - began.bytes_in,
             paused_ms=now.paused_ms - since.paused_ms,
+            unstored_ms=until.unstored_ms - since.unstored_ms,
         )
 
     def on_barrier_everywhere(self, checkpoint: CheckpointId) -> None:
@@ -279,8 +281,12 @@ class Task:
 
     def _marks(self, now_ms: float) -> Marks:
         counters = self.counters
+        backpressured_ms = self._backpressured_ms(now_ms)
+        unstored_ms = counters.unstored_ms
+        if self._waits_for_store:
+            unstored_ms += backpressured_ms - counters.backpressured_ms
         return Marks(
-            counters.rows_in, counters.bytes_in, counters.busy_ms, self._backpressured_ms(now_ms), self.paused_ms()
+            counters.rows_in, counters.bytes_in, counters.busy_ms, backpressured_ms, self.paused_ms(), unstored_ms
         )
 
     def _step_input(self, now_ms: float) -> bool:
@@ -307,10 +313,12 @@ class Task:
         if self.state_has_room() and (self.output is None or self.output.has_room()):
             if self._waiting_since_ms is not None:
                 self.counters.backpressured_ms += now_ms - self._waiting_since_ms
-                self._waiting_since_ms = None
+                if self._waits_for_store:
+                    self.counters.unstored_ms += now_ms - self._waiting_since_ms
+                self._waiting_since_ms, self._waits_for_store = None, False
             return True
         if self._waiting_since_ms is None:
-            self._waiting_since_ms = now_ms
+            self._waiting_since_ms, self._waits_for_store = now_ms, not self.state_has_room()
         return False
 
     def _give(self, now_ms: float) -> bool:

@@ -38,6 +38,7 @@ class TaskCounters:
     bytes_out: int = 0
     busy_ms: float = 0.0
     backpressured_ms: float = 0.0
+    unstored_ms: float = 0.0  # of that: for changes of state to be stored
 
 
 @dataclass(frozen=True, slots=True)
