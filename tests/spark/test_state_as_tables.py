@@ -43,6 +43,27 @@ class Keeping(StatefulProcessor):
         return
 
 
+class Beginning(Keeping):
+    """Its totals go on from an initial state."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.total.update((initialState.start, None))
+
+
+class Waiting(StatefulProcessor):
+    """No state, and a timer that never comes."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.handle.registerTimer((1 << 63) - 1)
+        return iter(())
+
+    def close(self) -> None:
+        return
+
+
 def stream(spark: SparkSession, folder: Path) -> DataFrame:
     """Of the keys 0 to 2, the values 1 to 9, a second each."""
     rows = spark.range(1, 10, 1, 1).select(
@@ -84,6 +105,32 @@ def test_states_of_a_processor_and_its_timers_are_dataframes(spark: SparkSession
     assert sorted(timers.select("k", F.col("time").cast("long")).collect()) == [
         (k, 4_000_000_000) for k in ("0", "1", "2")
     ]  # fmt: skip
+
+
+def test_timers_of_a_processor_without_state_are_a_dataframe_however_far_they_are(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    waiting = stream(spark, tmp_path / "in").groupBy("k").transformWithState(
+        Waiting(), "k string", "append", "processingTime"
+    )  # fmt: skip
+    run(waiting, tmp_path / "chk")
+    timers = table(spark, tmp_path / "chk", "timers", operator="TransformWithState")
+    assert sorted((row.k, row.time.year) for row in timers.collect()) == [(k, 9999) for k in ("0", "1", "2")]
+
+
+def test_an_initial_state_is_not_applied_over_the_rows_of_a_written_savepoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    start = spark.createDataFrame([("0", 500), ("1", 700)], "k string, start long").groupBy("k")
+    kept = stream(spark, tmp_path / "in").groupBy("k").transformWithState(
+        Beginning(), "k string, total long", "append", "processingTime", start
+    )  # fmt: skip
+    known = spark.createDataFrame([("1", 1_000, None)], "k string, total long, mean decimal(10,2)")
+    query = tg.writeStream(kept).format("noop").option("parallelism", 2)
+    first = tg.savepoints.from_dataframe(known, path=tmp_path / "first", state="total", query=query)
+    run(kept, tmp_path / "chk", **{"restore.from": first})
+    totals = table(spark, tmp_path / "chk", "state", state="total")
+    assert sorted(totals.select("k", "total").collect()) == [("0", 18), ("1", 1_012), ("2", 15)]
 
 
 def test_a_savepoint_is_written_from_rows_and_edited_and_a_query_goes_on_from_it(

@@ -41,6 +41,8 @@ from tidegate.plan.physical import (
     TransformWithStateSpec,
 )
 from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
+from tidegate.spark.table_source import CheckpointDataSource
+from tidegate.state.contract import Section
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, JobLog
 from tidegate.storage.manifests import encode_manifest
@@ -63,10 +65,12 @@ ALL = KeyGroupRange(0, 128)
 class Processor:
     """Keeps one of each: a value, a list, a map and a timer. Values are what Spark's types are stored as."""
 
+    ttl_ms = 5_000
+
     def init(self, handle: ProcessorHandle) -> None:
         self.handle = handle
         self.count = handle.value_state("count", ("n", "k"))
-        self.seen = handle.list_state("seen", ("at",), ttl_ms=5_000)
+        self.seen = handle.list_state("seen", ("at",), ttl_ms=self.ttl_ms)
         self.by = handle.map_state("by", ("digit",), ("d",))
 
     def handle_rows(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times) -> Iterable[Any]:
@@ -85,9 +89,33 @@ class Processor:
         return
 
 
+class Lasting(Processor):
+    """Its elements live as long as any may."""
+
+    ttl_ms = 1 << 62
+
+
+class Alarm(Processor):
+    """Keeps timers and no state: one by the value, and those at `also_ms`."""
+
+    def __init__(self, *also_ms: int) -> None:
+        self.also_ms = also_ms
+
+    def init(self, handle: ProcessorHandle) -> None:
+        self.handle = handle
+
+    def handle_rows(self, key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]], times: Times) -> Iterable[Any]:
+        for at_ms in [*(1_000 * v for (v,) in rows), *self.also_ms]:
+            self.handle.register_timer(at_ms)
+        return ()
+
+
 class Code:
+    def __init__(self, given: Processor | None = None) -> None:
+        self.given = given or Processor()
+
     def processor(self, command: bytes, *, value_names: Sequence[str], output_names: Sequence[str]) -> Processor:
-        return Processor()
+        return self.given
 
 
 @pytest.fixture(params=["heap", "incremental heap", "rocksdb"])
@@ -101,10 +129,15 @@ def backends(
     opened.close()
 
 
-def opened(spec: OperatorSpec, key_groups: KeyGroupRange = ALL, backends: StateBackends | None = None) -> Operator:
+def opened(
+    spec: OperatorSpec,
+    key_groups: KeyGroupRange = ALL,
+    backends: StateBackends | None = None,
+    processor: Processor | None = None,
+) -> Operator:
     operator = build_operator(spec)
     state = open_backends("heap") if backends is None else backends
-    code: Any = Code()
+    code: Any = Code(processor)
     task = TaskId(RECEIVER, 0)
     operator.open(TaskContext(task, 1, 128, key_groups, ManualClock(), code, lambda: state.open(key_groups)), [])
     return operator
@@ -119,23 +152,51 @@ def stateful(**options: Any) -> TransformWithStateSpec:
     return TransformWithStateSpec(1, b"", INPUT, OUTPUT, TimeMode.PROCESSING_TIME, states=STATES, **options)
 
 
-def stored_states(folder: Path, backends: StateBackends | None = None, *, parallelism: int = 2) -> str:
+def alarm() -> TransformWithStateSpec:
+    return TransformWithStateSpec(1, b"", INPUT, OUTPUT, TimeMode.PROCESSING_TIME, name="alarm")
+
+
+def stored_states(
+    folder: Path,
+    backends: StateBackends | None = None,
+    *,
+    parallelism: int = 2,
+    make: Callable[[], Processor] = Processor,
+) -> str:
     """Of the keys a to f, with the values 11 to 16, each in its owner's subtask."""
+    sections = snapshots(stateful(), backends, parallelism, make)
+    job = StoredJob(plan_of(stateful(), schema=INPUT, parallelism=parallelism), sections)
+    job.write(LocalFiles(_made(folder)))
+    return str(folder)
+
+
+def stored_alarms(folder: Path, backends: StateBackends | None = None, *, make: Callable[[], Processor] = Alarm) -> str:
+    """The same, and behind it an operator that keeps timers only."""
+    plan = plan_of(stateful(), alarm(), schema=INPUT, parallelism=2)
+    both = snapshots(stateful(), backends), snapshots(alarm(), backends, make=make)
+    StoredJob(plan, *both).write(LocalFiles(_made(folder)))
+    return str(folder)
+
+
+def snapshots(
+    spec: OperatorSpec,
+    backends: StateBackends | None = None,
+    parallelism: int = 2,
+    make: Callable[[], Processor] = Processor,
+) -> dict[int, list[Section]]:
     keys, values = list("abcdef"), list(range(11, 17))
     rows = pa.record_batch([pa.array(keys), pa.array(values, pa.int64())], schema=INPUT)
     owners = key_group_of(hash_rows(rows, 1), 128)
     sections = {}
     for subtask in range(parallelism):
         own = range_of(subtask, parallelism=parallelism, max_parallelism=128)
-        operator = opened(stateful(), own, backends)
+        operator = opened(spec, own, backends, make())
         own_rows = rows.filter(pa.array([int(owner) in own for owner in owners]))
         process(operator, own_rows.slice(0, 1))
         operator.snapshot()  # so that the rest is what changed since
         process(operator, own_rows.slice(1))
         sections[subtask] = operator.snapshot()
-    job = StoredJob(plan_of(stateful(), schema=INPUT, parallelism=parallelism), sections)
-    job.write(LocalFiles(_made(folder)))
-    return str(folder)
+    return sections
 
 
 def _made(folder: Path) -> Path:
@@ -257,6 +318,50 @@ def test_timers_have_their_keys_as_text_or_by_the_types_of_a_chosen_operator(
     assert sorted((row["k"], row["time"].second) for row in typed) == list(zip("abcdef", range(11, 17), strict=True))
 
 
+def test_timers_of_an_operator_without_state_are_read_by_its_name(tmp_path: Path, backends: StateBackends) -> None:
+    path = stored_alarms(tmp_path / "saved", backends)
+    for name in ("alarm", "v1.op1"):
+        rows = rows_of(path=path, table="timers", operator=name)
+        assert sorted((row["k"], row["time"].second) for row in rows) == list(zip("abcdef", range(11, 17), strict=True))
+        assert {row["operator"] for row in rows} == {"v1.op1"}
+
+
+def test_an_operator_without_timers_is_refused_with_those_that_have_some(tmp_path: Path) -> None:
+    keys = DeduplicateSpec(1, None, None, INPUT)
+    StoredJob(plan_of(alarm(), keys, schema=INPUT)).write(LocalFiles(_made(tmp_path / "one")))
+    for wanted in ("v1.op1", "nobody"):
+        with pytest.raises(OptionError, match=rf"'{wanted}', which is no operator with timers.*v1.op0 \(alarm\)"):
+            open_table({"path": str(tmp_path / "one"), "table": "timers", "operator": wanted})
+    StoredJob(plan_of(keys, schema=INPUT)).write(LocalFiles(_made(tmp_path / "none")))
+    with pytest.raises(OptionError, match="No operator of this checkpoint has timers"):
+        open_table({"path": str(tmp_path / "none"), "table": "timers", "operator": "v1.op0"})
+
+
+FIRST = dt.datetime(1, 1, 2, tzinfo=dt.UTC)
+LAST = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
+
+
+def times_in_spark(name: str, **options: str) -> list[dt.datetime]:
+    """As Spark's executors read them."""
+    source = CheckpointDataSource(options)
+    reader = source.reader(source.schema())
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return [value for batch in batches for value in batch.column(name).to_pylist()]
+
+
+def test_timers_beyond_what_spark_can_hold_are_shown_at_the_end_of_time(tmp_path: Path) -> None:
+    too_late_ms = int(LAST.timestamp()) * 1_000 + 1
+    path = stored_alarms(tmp_path / "saved", make=lambda: Alarm((1 << 63) - 1, too_late_ms, -(1 << 63)))
+    times = times_in_spark("time", path=path, table="timers", operator="alarm")
+    between = [dt.datetime.fromtimestamp(v, dt.UTC) for v in range(11, 17)]
+    assert sorted(times) == [*[FIRST] * 6, *between, *[LAST] * 12]
+
+
+def test_expirations_beyond_what_spark_can_hold_are_shown_at_the_end_of_time(tmp_path: Path) -> None:
+    path = stored_states(tmp_path / "saved", make=Lasting)
+    assert times_in_spark("expiration", path=path, table="state", state="seen") == [LAST] * 6
+
+
 def test_every_task_has_its_numbers(tmp_path: Path) -> None:
     rows = rows_of(path=stored_states(tmp_path / "saved"), table="tasks")
     assert [row["task"] for row in rows] == ["v0.0", "v1.0", "v0.1", "v1.1"]
@@ -297,8 +402,8 @@ def test_rows_in_flight_of_all_edges_are_text(tmp_path: Path) -> None:
 # -- which checkpoint
 
 
-def stored_location(folder: Path) -> LocalFiles:
-    """Checkpoints 1 and 2, of which 1 has another parallelism; one that failed after them."""
+def stored_location(folder: Path, *, savepoint: Path | None = None) -> LocalFiles:
+    """Checkpoints 1 and 2, of which 1 has another parallelism; one that failed after them, and then a savepoint."""
     store = LocalFiles(_made(folder))
     log = JobLog(store, driver="test")
     log.start_generation(parallelism=1, at_ms=0)
@@ -316,6 +421,15 @@ def stored_location(folder: Path) -> LocalFiles:
         duration_ms=600.0, interval_ms=1.0, timeout_ms=1.0, failure="expired", detail="slot 1 did not answer",
     )  # fmt: skip
     put_failed(store, [failed])
+    if savepoint is not None:
+        plan, path = plan_of(schema=INPUT, parallelism=4), layout.savepoint_manifest()
+        StoredJob(plan, checkpoint=CheckpointId(4)).write(LocalFiles(_made(savepoint)), path)
+        log.append(
+            CheckpointCompleted(
+                checkpoint=CheckpointId(4), generation=Generation(1), manifest=path, location=str(savepoint),
+                completed_at_ms=3_000, is_savepoint=True,
+            )
+        )  # fmt: skip
     return store
 
 
@@ -324,6 +438,36 @@ def test_a_location_means_its_newest_checkpoint_unless_another_is_named(tmp_path
     assert len(rows_of(path=str(tmp_path / "chk"), table="tasks")) == 4
     assert len(rows_of(path=str(tmp_path / "chk"), table="tasks", checkpoint="1")) == 2
     assert len(rows_of(path=str(tmp_path / "chk" / "checkpoints" / "1-g1"), table="tasks")) == 2
+
+
+def test_a_location_whose_newest_savepoint_was_moved_means_the_newest_that_is_there(tmp_path: Path) -> None:
+    location, saved = str(tmp_path / "chk"), tmp_path / "saved"
+    stored_location(tmp_path / "chk", savepoint=saved)
+    assert len(rows_of(path=location, table="tasks")) == 8
+    saved.rename(tmp_path / "moved")
+    assert len(rows_of(path=location, table="tasks")) == 4
+    assert not saved.exists()
+    saved.mkdir()
+    assert len(rows_of(path=location, table="tasks")) == 4
+    with pytest.raises(OptionError, match=r"no longer there, for .*saved/manifest\.json is missing"):
+        open_table({"path": location, "table": "tasks", "checkpoint": "4"})
+
+
+def test_a_location_of_which_nothing_is_there_any_more_names_what_is_missing(tmp_path: Path) -> None:
+    stored_location(tmp_path / "chk", savepoint=tmp_path / "saved")
+    for manifest in tmp_path.rglob("manifest.json"):
+        manifest.unlink()
+    named = r"saved/manifest\.json, .*2-g1/manifest\.json, .*1-g1/manifest\.json is missing"
+    with pytest.raises(OptionError, match=named):
+        open_table({"path": str(tmp_path / "chk"), "table": "tasks"})
+
+
+def test_a_damaged_newest_checkpoint_is_an_error_though_older_ones_are_there(tmp_path: Path) -> None:
+    stored_location(tmp_path / "chk", savepoint=tmp_path / "saved")
+    manifest = tmp_path / "saved" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    with pytest.raises(Damaged, match=r"saved/manifest\.json cannot be used"):
+        rows_of(path=str(tmp_path / "chk"), table="tasks")
 
 
 def test_a_location_lists_what_it_retains_and_what_failed_newest_first(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from tests.unit.test_checkpoint_tables import (
     process,
     rows_of,
     stateful,
+    stored_alarms,
     stored_states,
 )
+from tests.unit.test_list_and_map_state import initial
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import WrittenSavepoint, new_savepoint, rewritten_savepoint
 from tidegate.model.elements import Batch
@@ -25,6 +27,7 @@ from tidegate.model.errors import IncompatibleCheckpoint, OptionError, StorageFa
 from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import ProcessorHandle, TaskContext, Times
+from tidegate.operators.initial_state import was_applied
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.lower import fingerprint
 from tidegate.plan.nodes import DeclaredState, StateShape, TimeMode
@@ -107,11 +110,21 @@ class Looking:
         return
 
 
+class Starting(Looking):
+    """Sets a value from an initial row."""
+
+    def name_initial(self, names: tuple[str, ...]) -> None:
+        return
+
+    def handle_initial(self, key: tuple[Any, ...], rows: Iterable[Any], times: Times) -> None:
+        self.count.update((99, None))
+
+
 def found_by(
     path: str, keys: str, plan: JobPlan, backends: StateBackends, spec: TransformWithStateSpec | None = None
 ) -> dict[str, Any]:
     """What a query that starts from it finds at these keys, in whichever slot they are."""
-    looking = Looking()
+    looking = Looking() if spec is None or spec.initial is None else Starting()
     batch = pa.record_batch([pa.array(list(keys)), pa.array([0] * len(keys), pa.int64())], schema=INPUT)
     key_groups = key_group_of(hash_rows(batch, 1), plan.max_parallelism).tolist()
     for slot in range(plan.parallelism):
@@ -193,6 +206,54 @@ def test_sources_and_rows_in_flight_begin_anew(tmp_path: Path) -> None:
         assert len(restored.recovered) == len(restored.next_sequences) == 2
 
 
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_an_initial_state_is_not_applied_over_written_rows(
+    tmp_path: Path, backends: StateBackends, parallelism: int
+) -> None:
+    spec = stateful(initial=initial(("a", 1), ("b", 2)))
+    plan = plan_of(spec, schema=INPUT, parallelism=2)
+    target = new_savepoint(str(tmp_path / "new"), plan, fingerprint(plan), operator=None, state="count", now_ms=5)
+    path = write(target, ("a", 5, None))
+    at_start = plan_of(spec, schema=INPUT, parallelism=parallelism)
+    found = found_by(path, "ab", at_start, backends, spec)
+    assert [found[key][0] for key in "ab"] == [(5, None), None]
+
+
+def begun_operators(path: str, plan: JobPlan) -> list[set[int]]:
+    """By slot: the operators that are not given their initial state when a query starts from it."""
+    task_of = [TaskId(plan.vertices[1].id, slot) for slot in range(plan.parallelism)]
+    restored = [
+        restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(slot)).tasks[task].sections
+        for slot, task in enumerate(task_of)
+    ]
+    return [{at for at, sections in of_slot.items() if was_applied(sections)} for of_slot in restored]
+
+
+def test_an_operator_of_which_nothing_is_written_is_given_its_initial_state(tmp_path: Path) -> None:
+    start = initial(("a", 1), ("b", 2))
+    plan = plan_of(stateful(initial=start), stateful(initial=start), schema=INPUT, parallelism=2)
+    target = new_savepoint(str(tmp_path / "one"), plan, fingerprint(plan), operator="v1.op0", state="count", now_ms=5)
+    path = write(target, ("a", 5, None))
+    assert begun_operators(path, plan) == [{0}, {0}]
+    # Not any more once something is written of it, and the same again leaves it so.
+    for step in ("two", "three"):
+        target = rewritten_savepoint(
+            str(tmp_path / step),
+            find_checkpoint(path),
+            operator="v1.op1",
+            state="count",
+            max_parallelism=None,
+            now_ms=5,
+        )
+        path = write(target, ("b", 6, None))
+        assert begun_operators(path, plan) == [{0, 1}, {0, 1}]
+        assert [row["n"] for row in rows_of(path=path, table="state", operator="v1.op0", state="count")] == [5]
+
+
+def test_a_query_without_initial_state_gets_no_mark_of_one(tmp_path: Path) -> None:
+    assert begun_operators(write(new(tmp_path / "new"), ("a", 5, None)), job_plan()) == [set(), set()]
+
+
 # -- another one with other rows
 
 
@@ -236,6 +297,21 @@ def test_every_state_and_timer_gets_the_key_groups_of_another_max_parallelism(
         assert elements == [(n * 1_000_000,)]
         assert list(entries) == [(n % 10,)]
         assert timers == [n * 1_000]
+
+
+@pytest.mark.parametrize("max_parallelism", [None, 16, 1024])
+def test_timers_of_an_operator_without_state_are_taken_over_once(
+    tmp_path: Path, backends: StateBackends, max_parallelism: int | None
+) -> None:
+    old = find_checkpoint(stored_alarms(tmp_path / "old", backends))
+    target = rewritten_savepoint(
+        str(tmp_path / "new"), old, operator=None, state="count", max_parallelism=max_parallelism, now_ms=5
+    )
+    path = write(target, ("a", 1, None))
+    rows = rows_of(path=path, table="timers", operator="alarm")
+    assert sorted((row["k"], row["time"].second) for row in rows) == list(zip("abcdef", range(11, 17), strict=True))
+    keys = pa.record_batch([pa.array([row["k"] for row in rows])], names=["k"])
+    assert [row["key_group"] for row in rows] == key_group_of(hash_rows(keys, 1), max_parallelism or 128).tolist()
 
 
 def test_rows_in_flight_are_taken_over(tmp_path: Path) -> None:

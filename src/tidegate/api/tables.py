@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlparse
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from tidegate.model.errors import OptionError
 
@@ -61,16 +62,36 @@ def _existing(df: DataFrame, name: str, format: str | None) -> CatalogTable:
         raise OptionError(f"The table {name!r} is one of {provider}: toTable writes {', '.join(_FORMATS)} as they are.")
     if metadata.bucketSpec().isDefined() or not metadata.partitionColumnNames().isEmpty():
         raise OptionError(f"The table {name!r} has buckets or partitions: toTable writes tables without them.")
-    columns = [(field.name, field.dataType) for field in spark.table(name).schema]
-    given = [(field.name, field.dataType) for field in df.schema]
-    if columns != given:
+    columns = spark.table(name).schema
+    if not has_same_columns(columns, df.schema):
         raise OptionError(
-            f"The table {name!r} has the columns {_named(columns)} and the query {_named(given)}: select the same, "
+            f"The table {name!r} has the columns {_named(columns)} and the query {_named(df.schema)}: select the same, "
             f"in the same order."
         )
     jvm: Any = spark._jvm
     options = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(metadata.storage().properties()))
     return CatalogTable(spark, name, provider, _path(metadata), options, is_new=False)
+
+
+def has_same_columns(table: StructType, query: StructType) -> bool:
+    """Names and types, in their order.
+
+    Not what may be null: Spark lets everything in a table of files be null, at every depth, whatever was written.
+    """
+    return _names_and_types(table) == _names_and_types(query)
+
+
+def _names_and_types(kind: DataType) -> DataType:
+    match kind:
+        case StructType(fields=fields):
+            # Without metadata, as watermarks leave it in nested fields: it says nothing of what is stored.
+            return StructType([StructField(field.name, _names_and_types(field.dataType)) for field in fields])
+        case ArrayType(elementType=element):
+            return ArrayType(_names_and_types(element))
+        case MapType(keyType=key, valueType=value):
+            return MapType(_names_and_types(key), _names_and_types(value))
+        case _:
+            return kind
 
 
 def _metadata(spark: SparkSession, name: str) -> Any:
@@ -90,5 +111,5 @@ def _path(metadata: Any) -> str:
     return unquote(parsed.path) if parsed.scheme in ("", "file") else location
 
 
-def _named(columns: list[tuple[str, Any]]) -> str:
-    return ", ".join(f"{name} {type_.simpleString()}" for name, type_ in columns)
+def _named(columns: StructType) -> str:
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in columns.fields)

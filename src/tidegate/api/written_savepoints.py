@@ -41,6 +41,7 @@ class Savepoints:
         `query`: for which query that has not run yet, as `tg.writeStream(...)` without `start`. Or `based_on`: the
         savepoint or checkpoint that it is a copy of, but for the rows of that state, and for its key groups if
         `max_parallelism` says so. The columns are those of `spark.read.format("tidegate")` with table `state`.
+        An `initialState` of the operator whose state is written is not applied any more: the rows take its place.
         """
         require_classic(df)
         if df.isStreaming:

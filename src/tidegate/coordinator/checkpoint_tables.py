@@ -18,7 +18,7 @@ from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.hadoop_settings import understood
 from tidegate.storage.job_log import JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
-from tidegate.storage.store import Store, local_path, open_existing
+from tidegate.storage.store import Store, local_path, open_existing, open_place
 from tidegate.storage.stored_plan import (
     StoredEdge,
     StoredGroups,
@@ -41,6 +41,8 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "tasks": ("checkpoint",),
     "checkpoints": (),
 }
+# So many, the newest, tell where to look; a query may have taken any number of savepoints.
+_NAMED_AS_MISSING = 5
 _PLACE = [pa.field("key_group", pa.int32()), pa.field("subtask", pa.int32())]
 _CHANNEL = [
     pa.field("edge", pa.string()),
@@ -92,8 +94,20 @@ class FoundCheckpoint:
     manifest: str
     access: StoreAccess = FROM_ENVIRONMENT
 
+    @property
+    def name(self) -> str:
+        return f"{self.location}/{self.manifest}"
+
+    def is_there(self) -> bool:
+        """Whether its manifest is; not whether that is whole."""
+        try:
+            open_place(self.location, self.access).size(self.manifest)
+        except Missing:
+            return False
+        return True
+
     def read_manifest(self) -> Manifest:
-        return decode_manifest(self._store().read(self.manifest), name=f"{self.location}/{self.manifest}")
+        return decode_manifest(self._store().read(self.manifest), name=self.name)
 
     def open_files(self) -> StoredFiles:
         return StoredFiles(self._store(), self.read_manifest())
@@ -212,7 +226,7 @@ def open_table(options: Mapping[str, str], access: StoreAccess = FROM_ENVIRONMEN
 def find_checkpoint(
     path: str, checkpoint: str | None = None, *, access: StoreAccess = FROM_ENVIRONMENT
 ) -> FoundCheckpoint:
-    """`checkpoint`: the id of one at a checkpointLocation; None for its newest."""
+    """`checkpoint`: the id of one at a checkpointLocation; None for its newest that is there."""
     root, manifest = locate(path)
     store = open_existing(root, access)
     if manifest == layout.savepoint_manifest() and store.list(layout.LOG):
@@ -243,16 +257,15 @@ def stored_plan_of(manifest: Manifest) -> StoredPlan:
 def choose_operator(plan: StoredPlan, wanted: str | None) -> StoredOperator:
     """By id or name; the only one that keeps state if none is named."""
     operators = [operator for operator in plan.operators if operator.states]
-    found = [operator for operator in operators if wanted in (None, operator.id, operator.name)]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(f"{operator.id} ({operator.name})" for operator in operators) or "none"
     if not operators:
         raise OptionError("No operator of this checkpoint keeps state that could be read by key.")
     if wanted is None:
-        raise OptionError(f"Option 'operator' is missing, and several operators keep state: use one of {known}.")
-    reason = "names several operators" if found else "is unknown"
-    raise OptionError(f"Option 'operator' is {wanted!r}, which {reason}: use the id of one of {known}.")
+        if len(operators) == 1:
+            return operators[0]
+        raise OptionError(
+            f"Option 'operator' is missing, and several operators keep state: use one of {_listed(operators)}."
+        )
+    return _choose_among(operators, wanted, otherwise="is unknown")
 
 
 def choose_state(operator: StoredOperator, wanted: str | None) -> StoredState:
@@ -287,6 +300,27 @@ def state_schema(operator: StoredOperator, state: StoredState) -> pa.Schema:
 # -- inside
 
 
+def _choose_with_timers(plan: StoredPlan, wanted: str) -> StoredOperator:
+    """By id or name; it may have timers without any state."""
+    operators = [operator for operator in plan.operators if operator.has_timers]
+    if not operators:
+        raise OptionError("No operator of this checkpoint has timers.")
+    return _choose_among(operators, wanted, otherwise="is no operator with timers")
+
+
+def _choose_among(operators: Sequence[StoredOperator], wanted: str, *, otherwise: str) -> StoredOperator:
+    """`otherwise`: what is said of one that is not among them."""
+    found = [operator for operator in operators if wanted in (operator.id, operator.name)]
+    if len(found) == 1:
+        return found[0]
+    reason = "names several operators" if found else otherwise
+    raise OptionError(f"Option 'operator' is {wanted!r}, which {reason}: use the id of one of {_listed(operators)}.")
+
+
+def _listed(operators: Sequence[StoredOperator]) -> str:
+    return ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
+
+
 def _location_of(path: str, access: StoreAccess) -> str:
     if not open_existing(path, access).list(layout.LOG):
         raise OptionError(f"{path!r} holds no job log: name the checkpointLocation of a query.")
@@ -301,8 +335,20 @@ def _at_location(store: Store, location: str, wanted: str | None, access: StoreA
             raise OptionError(f"{location!r} holds no completed checkpoint yet.")
         known = ", ".join(str(entry.checkpoint) for entry in retained)
         raise OptionError(f"Option 'checkpoint' is {wanted!r}, and {location!r} holds {known}: use one of them.")
-    newest = chosen[-1]
-    return FoundCheckpoint(location if newest.location is None else newest.location, newest.manifest, access)
+    newest_first = [
+        FoundCheckpoint(location if entry.location is None else entry.location, entry.manifest, access)
+        for entry in reversed(chosen)
+    ]
+    # The log does not know what became of a savepoint, which is its owner's to move or delete.
+    found = next((checkpoint for checkpoint in newest_first if checkpoint.is_there()), None)
+    if found is not None:
+        return found
+    gone = [checkpoint.name for checkpoint in newest_first[:_NAMED_AS_MISSING]]
+    more = ["..."] if len(newest_first) > _NAMED_AS_MISSING else []
+    raise OptionError(
+        f"{location!r} names checkpoints that are no longer there, for {', '.join([*gone, *more])} is missing: bring "
+        f"it back, or give as path where it is now."
+    )
 
 
 def _state_table(
@@ -317,15 +363,14 @@ def _state_table(
 def _timers_table(
     checkpoint: FoundCheckpoint, manifest: Manifest, plan: StoredPlan, operator: str | None
 ) -> TimersTable:
-    with_timers = tuple(each for each in plan.operators if each.has_timers)
     parts: list[tuple[str, Iterable[pa.Field]]] = [("", [pa.field("operator", pa.string())])]
     if operator is None:
+        with_timers = tuple(each for each in plan.operators if each.has_timers)
         parts.append(("", [pa.field("key", pa.string())]))
     else:
-        with_timers = tuple(each for each in with_timers if each == choose_operator(plan, operator))
-        if not with_timers:
-            raise OptionError(f"Operator {operator!r} has no timers.")
-        parts.append(("key", decode_schema(with_timers[0].keys)))
+        chosen = _choose_with_timers(plan, operator)
+        with_timers = (chosen,)
+        parts.append(("key", decode_schema(chosen.keys)))
     schema = _with_unique_names([*parts, ("", _TIMES), ("", _PLACE)])
     return TimersTable(checkpoint, with_timers, operator is not None, schema, manifest.parallelism)
 

@@ -23,6 +23,7 @@ from tidegate.model.ids import Sequence as Number
 from tidegate.operators.described import describe_plan
 from tidegate.plan.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.plan.naming import names_in
+from tidegate.plan.parts import Place, read_parts
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.rescale import EdgeKind, connections
 from tidegate.storage import layout
@@ -43,6 +44,9 @@ from tidegate.worker.written_state import (
 
 # What a state table has beside the state itself.
 PLACE_COLUMNS = ("key_group", "subtask")
+# How the shape of an operator ends that is given an initial state. A manifest says it nowhere else, and there is no
+# plan to ask where one savepoint is based on another.
+_WITH_INITIAL_STATE = " with initial state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,9 @@ class WrittenSavepoint:
             max_parallelism=self.manifest.max_parallelism,
             base=None if self.base is None else self.base.open_files(),
             replaced=None if self.is_regrouped else frozenset([own]),
+            # As a whole, for user code may set any state from an initial row. Operators of which nothing was ever
+            # written are still given theirs when the query starts.
+            already_begun=self.operator if self._has_initial_state() else None,
         )
         return write_slot(content, SlotIndex(slot), entries, open_store(self.path, self.access), token=token)
 
@@ -118,6 +125,12 @@ class WrittenSavepoint:
         for path in store.list():
             if layout.is_written_state_file(path) and path not in kept:
                 store.delete(path)
+
+    def _has_initial_state(self) -> bool:
+        parts = read_parts(self.manifest.plan_fingerprint, self.manifest.operator_names)
+        place = Place(VertexId(self.operator.vertex), self.operator.position)
+        part = None if parts is None else parts.at(place)
+        return part is not None and part.shape.endswith(_WITH_INITIAL_STATE)
 
     @property
     def _plan(self) -> StoredPlan:

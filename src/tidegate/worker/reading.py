@@ -41,6 +41,9 @@ BATCH_ROWS = 1 << 13
 
 _KINDS = {"value": StateKind.VALUE, "list": StateKind.LIST, "map": StateKind.MAP}
 _NEVER_US = np.iinfo(np.int64).max
+# Timestamps of Spark and datetimes of Python reach from the year 1 to 9999; a day less, for zones. A timer or an
+# expiration may lie beyond, for instance at the last ms there is as one that never comes: shown as the end of time.
+_FIRST_MS, _LAST_MS = -62_135_510_400_000, 253_402_214_400_000
 ItemT = TypeVar("ItemT")
 
 
@@ -130,7 +133,7 @@ def _user_state(
             columns += _columns(below, subkeys, readable)
         columns += _columns(stored_values, values, readable)
         if expiries is not None:
-            columns.append(pa.array([expiry_ms for expiry_ms, _ in expiries], pa.timestamp("ms", "UTC")))
+            columns.append(_times([expiry_ms for expiry_ms, _ in expiries]))
         yield [*columns, _integers([key_group for key_group, _, _ in entries]), _same(subtask, len(entries))]
 
 
@@ -226,7 +229,7 @@ def read_timers(
             yield (
                 [key for _, key in timers],
                 [
-                    pa.array([at_ms for at_ms, _ in timers], pa.timestamp("ms", "UTC")),
+                    _times([at_ms for at_ms, _ in timers]),
                     pa.array([mode.value] * len(timers), pa.string()),
                     _integers([key_group for key_group, _, _ in entries]),
                     _same(subtask, len(timers)),
@@ -350,6 +353,10 @@ def _fitted(column: pa.Array, kind: pa.DataType) -> pa.Array:
         # As it is stored, a time that never comes is the last one there is.
         column = pc.if_else(pc.equal(column, _NEVER_US), pa.scalar(None, pa.int64()), column)
     return column.cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def _times(values_ms: list[int]) -> pa.Array:
+    return pa.array([max(_FIRST_MS, min(at_ms, _LAST_MS)) for at_ms in values_ms], pa.timestamp("ms", "UTC"))
 
 
 def _integers(values: list[int]) -> pa.Array:

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
+from tidegate.operators.initial_state import SECTION as INITIAL_SECTION
+from tidegate.operators.initial_state import applied_mark
 from tidegate.operators.processor_handle import DERIVED_STATES, TIMER_STATES, StateKind, stored_name
 from tidegate.operators.state_handles import encode_position
 from tidegate.operators.user_rows import RowsByKey
@@ -30,7 +32,7 @@ from tidegate.storage.store import Store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema
 from tidegate.worker.reading import chunks, entries_in_files, key_columns, keyed_entries
 from tidegate.worker.restoring import StoredFiles, plain_name
-from tidegate.worker.snapshotting import PART_MARK
+from tidegate.worker.snapshotting import KIND_OF, PART_MARK
 from tidegate.worker.stored_task import StoredTask, encode_task
 
 _KINDS = {"value": StateKind.VALUE, "list": StateKind.LIST, "map": StateKind.MAP}
@@ -89,7 +91,7 @@ class RowEncoder:
             case _:
                 pass
         value = encode_value(fields, state=self.state.name)
-        stored = value if expiry_us is None else with_expiry(value, expiry_us // 1000)
+        stored = value if expiry_us is None else with_expiry(value, max(0, expiry_us // 1000))
         return StateEntry(self.number, self.name, key_group, encoded_key, stored)
 
     def _by_key(self, rows: pa.RecordBatch, keys: pa.Schema) -> Iterator[tuple[int, tuple[Any, ...], Iterable[Any]]]:
@@ -183,6 +185,7 @@ class SlotContent:
     """What a slot's file is to hold. `base`: what it takes over; None for tasks that start anew.
 
     `replaced`: the keyed states, by operator and stored name, of which only `entries` count; None for all of them.
+    `already_begun`: an operator whose query has an initial state for it, which must not be applied over its entries.
     """
 
     plan: StoredPlan
@@ -190,6 +193,7 @@ class SlotContent:
     max_parallelism: int
     base: StoredFiles | None
     replaced: frozenset[tuple[int, str]] | None
+    already_begun: StoredOperator | None = None
 
 
 def write_slot(
@@ -208,6 +212,9 @@ def write_slot(
         # Captured files come first: elements name them by their place.
         shared = content.base.copy_captured(slot, store)
         shared += _copy_sections(content, content.base, slot, writer, store)
+    begun = content.already_begun
+    if begun is not None and slot < content.vertex_parallelism[begun.vertex]:
+        _add_mark(begun, slot, writer)
     backends: dict[int, HeapBackend] = {}
     for entry in _all_entries(content, slot, entries):
         operator = content.plan.operators[entry.operator]
@@ -258,13 +265,26 @@ def _copy_sections(
                 number == which and plain_name(key) == section_name(name) for which, name in replaced
             ):
                 continue
+        if plain_name(key) == INITIAL_SECTION and _is_of(key, content.already_begun):
+            continue  # the mark is written anew
         writer.add(key, stored.data)
     return files
 
 
+def _add_mark(begun: StoredOperator, slot: SlotIndex, writer: StateFileWriter) -> None:
+    mark = applied_mark()
+    name = f"{mark.name}{PART_MARK}written"
+    task = TaskId(VertexId(begun.vertex), slot)
+    writer.add(SectionKey(task, begun.position, KIND_OF[mark.redistribution], name), *mark.pieces())
+
+
+def _is_of(key: SectionKey, operator: StoredOperator | None) -> bool:
+    return operator is not None and (key.task.vertex, key.operator) == (operator.vertex, operator.position)
+
+
 def _has_entries(operator: StoredOperator) -> bool:
-    """Of user code; others keep rows."""
-    return any(isinstance(state, UserState) for state in operator.states)
+    """Of user code, which may have timers and no state; others keep rows."""
+    return operator.has_timers or any(isinstance(state, UserState) for state in operator.states)
 
 
 def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateEntry]) -> Iterator[StateEntry]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.guide_examples.user_code import RowWriter, row_appender
@@ -67,6 +68,22 @@ def test_files_and_tables_hold_every_row(given: Input, tmp_path: Path) -> None:
         assert not spark.catalog.tableExists("guide.nothing")
     finally:
         spark.sql("DROP DATABASE guide CASCADE")
+
+
+def test_a_query_goes_on_with_the_table_that_it_made_whatever_may_be_null_in_it(given: Input, tmp_path: Path) -> None:
+    """Elements of `split` are never null; in a table of files everything may be."""
+    spark = given.spark
+    spark.sql(f"CREATE DATABASE nulls LOCATION '{tmp_path / 'warehouse'}'")
+    try:
+        pieces = given.stream("words").select("word", F.split("word", "a").alias("pieces"))
+        for _ in range(2):
+            writer = tg.writeStream(pieces).option("checkpointLocation", tmp_path / "chk").trigger(availableNow=True)
+            assert writer.toTable("nulls.pieces").awaitTermination(PATIENCE_S)
+        found = spark.table("nulls.pieces")
+        assert sorted(row.word for row in found.collect()) == sorted(row.word for row in given.batch("words").collect())
+        assert found.where(F.array_join("pieces", "a") != F.col("word")).count() == 0
+    finally:
+        spark.sql("DROP DATABASE nulls CASCADE")
 
 
 def test_a_running_query_can_be_looked_at(given: Input, capsys: pytest.CaptureFixture[str]) -> None:
