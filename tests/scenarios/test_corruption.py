@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,12 @@ from tidegate.coordinator import durable
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.model.errors import Damaged
 from tidegate.protocol.recovery import SinkRollback
+from tidegate.protocol.restart import FixedDelay
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, CheckpointSkipped, JobLog, RolledBack
 from tidegate.storage.manifests import Manifest
+from tidegate.storage.store import missing
+from tidegate.worker import session
 
 
 def delete(file: Path) -> None:
@@ -128,6 +132,24 @@ def test_the_file_sink_goes_back_to_the_checkpoint_before_and_ends_with_golden_r
         skipped = [manifest.checkpoint for manifest in stopped.manifests if manifest.checkpoint > usable.checkpoint]
         assert stopped.entries(CheckpointSkipped) == stopped.entries(RolledBack) == skipped
     assert went_back == {Path(path).suffix for path in files_of(stopped.newest)}, "each kind of file was tried"
+
+
+def test_a_file_that_only_a_slot_cannot_find_is_no_damage(stopped: Stopped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may have lost the way to the store: the driver, which finds the file, takes nothing back."""
+    stopped.again()
+    failures = iter([True])
+
+    def restore_for(*args: Any, **kwargs: Any) -> Any:
+        if next(failures, False):
+            raise missing(stopped.newest.slots[0].path)
+        return session.restore_for(*args, **kwargs)
+
+    monkeypatch.setattr("tidegate.worker.main.restore_for", restore_for)
+    ended = stopped.rows.finish(restart=FixedDelay(attempts=3, delay_ms=10))
+    assert ended.view().state == "finished"
+    assert next(failures, None) is None, "it has failed"
+    assert [(key, id) for key, id, _ in stopped.rows.output()] == golden()
+    assert stopped.entries(CheckpointSkipped) == []
 
 
 def test_damage_that_only_slots_find_makes_the_query_go_back_as_well(

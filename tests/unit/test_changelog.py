@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.ahead_by_hand import AheadByHand
-from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.model.errors import DidNotHappen, IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state import changelog
+from tidegate.state import changelog, rocksdb_instance
 from tidegate.state.changelog import BATCH_MS, ChangelogBackend
 from tidegate.state.contract import RestoredSection, Section, StateBackend
 from tidegate.state.heap import HeapBackend
@@ -247,6 +247,57 @@ def test_other_key_groups_begin_with_an_image_and_log_what_comes_behind_it(
     third = Subtask(kind, tmp_path / "third", restored=restored_from(again.taken()))
     assert third.entries() == {b"k": b"1", b"l": b"2", b"m": b"3"}
     assert list(third.backend.keyed("count").scan(100)) == []
+
+
+class FullDisk:
+    """Stands in for RocksDB's maker of checkpoints."""
+
+    def __init__(self, db: object) -> None:
+        pass
+
+    def create_checkpoint(self, path: str) -> None:
+        raise Exception("IO error: No space left on device")
+
+
+def restored_without_first_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subtask:
+    """In RocksDB, where an image is made beside the loop: a snapshot has referred to it before it fails."""
+    before = Subtask("rocksdb", tmp_path / "before")
+    before.put(b"k", b"1")
+    subtask = Subtask("rocksdb", tmp_path / "slot", restored=restored_from(before.taken()))
+    with monkeypatch.context() as disk:
+        disk.setattr(rocksdb_instance, "Checkpoint", FullDisk)
+        failed = subtask.taken()
+        with pytest.raises(DidNotHappen, match="No space left"):
+            names_of(failed)
+    return subtask
+
+
+def test_a_first_image_that_could_not_be_made_counts_as_none_so_that_the_next_snapshot_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subtask = restored_without_first_image(tmp_path, monkeypatch)
+    subtask.put(b"l", b"2")
+    again = Subtask("rocksdb", tmp_path / "again", restored=restored_from(subtask.taken()))
+    assert again.entries() == {b"k": b"1", b"l": b"2"}
+    subtask.put(b"m", b"3")
+    sections = subtask.taken()
+    assert {section.name for section in sections} == {"sst", "entries"}, "later changes are logged again"
+    again = Subtask("rocksdb", tmp_path / "once-more", restored=restored_from(sections))
+    assert again.entries() == {b"k": b"1", b"l": b"2", b"m": b"3"}
+
+
+def test_an_image_begun_before_the_one_that_takes_the_place_of_a_failed_one_does_not_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subtask = restored_without_first_image(tmp_path, monkeypatch)
+    subtask.put(b"before", b"2")
+    subtask.make_image()
+    subtask.put(b"between", b"3")
+    subtask.taken()
+    subtask.ahead.finish_images()
+    subtask.put(b"after", b"4")
+    again = Subtask("rocksdb", tmp_path / "again", restored=restored_from(subtask.taken()))
+    assert again.entries() == {b"k": b"1", b"before": b"2", b"between": b"3", b"after": b"4"}
 
 
 def test_without_its_folder_state_is_stored_as_without_a_log_after_one_warning(

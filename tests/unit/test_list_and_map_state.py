@@ -251,6 +251,24 @@ def test_a_state_that_is_no_longer_opened_can_be_deleted() -> None:
     assert (stored(dropping, "list?list"), stored(dropping, "map?map")) == (0, 1)
 
 
+@pytest.mark.parametrize("first", ["deleted", "opened"])
+def test_a_state_cannot_be_deleted_and_opened_in_one_init_in_either_order(first: str) -> None:
+    """Every recovery would empty it."""
+
+    class Both(Processor):
+        def init(self, handle: ProcessorHandle) -> None:
+            if first == "deleted":
+                handle.delete_if_exists("list")
+            handle.list_state("list", ("v",))
+            if first == "opened":
+                handle.delete_if_exists("list")
+
+    harness = Harness(Processor(appended))
+    harness.process(("a", 1))
+    with pytest.raises(UserCodeFailure, match="'list' is deleted and opened in one init: do one of both"):
+        Harness(Both(), restored=restored_from(harness.operator.snapshot()))
+
+
 def test_one_name_cannot_be_two_kinds_of_state() -> None:
     class Twice(Processor):
         def init(self, handle: ProcessorHandle) -> None:

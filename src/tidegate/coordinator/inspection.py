@@ -2,6 +2,8 @@
 intact. For people who look from outside: reads storage only, changes and makes nothing.
 """
 
+import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,8 +14,11 @@ from tidegate.plan.parts import Part, read_parts
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, Committed, Entry, JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
-from tidegate.storage.state_file import FileSum, check_sum
+from tidegate.storage.state_file import FileSum
 from tidegate.storage.store import Store, local_path, open_existing, open_place
+
+# What is in memory of a file while it is checked: a table file may be larger than memory.
+_PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,19 @@ class StoredCheckpoint:
     def parts(self) -> tuple[Part, ...]:
         found = read_parts(self.manifest.plan_fingerprint, self.manifest.operator_names)
         return () if found is None else found.parts
+
+    def checked_pieces(self, path: str, expected: FileSum) -> Iterator[bytes]:
+        """What is in a file; raises `Damaged` before the last piece if it is not the one in the manifest."""
+        name, length_bytes, crc32 = f"{self.root}/{path}", expected.length_bytes, 0
+        if (found_bytes := self.store.size(path)) != length_bytes:
+            raise _damaged(name, f"it has {found_bytes} bytes where the manifest says {length_bytes}")
+        # An empty file is one empty piece, so that it is checked as well.
+        for start in range(0, max(length_bytes, 1), _PIECE_BYTES):
+            piece = self.store.read_range(path, start=start, length=min(_PIECE_BYTES, length_bytes - start))
+            crc32 = zlib.crc32(piece, crc32)
+            if start + len(piece) == length_bytes and crc32 != expected.crc32:
+                raise _damaged(name, "its checksum is not the one in the manifest")
+            yield piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +116,19 @@ class Verified:
 
 
 def verify(found: Found) -> Verified:
-    """Reads every file as a whole; one that several checkpoints refer to once."""
+    """Reads all of every file; one that several checkpoints refer to once."""
     seen: set[tuple[str, str, FileSum]] = set()
     damage: list[str] = []
     files = size_bytes = 0
     for checkpoint in _checkpoints(found, damage):
-        files, size_bytes = files + 1, size_bytes + len(checkpoint.store.read(checkpoint.path))
+        files, size_bytes = files + 1, size_bytes + checkpoint.store.size(checkpoint.path)
         for path, expected in checkpoint.files().items():
             if (checkpoint.root, path, expected) in seen:
                 continue
             seen.add((checkpoint.root, path, expected))
             files, size_bytes = files + 1, size_bytes + expected.length_bytes
             try:
-                check_sum(checkpoint.store.read(path), expected, name=f"{checkpoint.root}/{path}")
+                deque(checkpoint.checked_pieces(path, expected), maxlen=0)
             except Damaged as error:
                 damage.append(str(error))
     return Verified(files, size_bytes, tuple(damage))
@@ -126,3 +144,9 @@ def _checkpoints(found: Found, damage: list[str]) -> Iterator[StoredCheckpoint]:
                     yield found.open(completed)
                 except Damaged as error:
                     damage.append(str(error))
+
+
+def _damaged(name: str, reason: str) -> Damaged:
+    return Damaged(
+        f"State file {name} is damaged: {reason}; restore it from a backup, or start from another checkpoint."
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tidegate.model.errors import DidNotHappen, StorageFailure
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes
@@ -52,4 +53,17 @@ class LogFormat:
                         for rows in format.read(stream, key_groups):
                             yield is_gone, rows
         except (pa.ArrowInvalid, OSError) as error:
-            raise self.rows.damaged(error) from error
+            raise cannot_read(path, self.rows, error) from error
+
+
+def cannot_read(path: Path, format: RowFormat, error: Exception) -> StorageFailure:
+    """Of a file on this machine, fetched from a checkpoint: damage of that is only what its content says.
+
+    Where a call of the system fails, Arrow gives its number; an OSError without one is about a file that ends too soon.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return DidNotHappen(
+            f"The state of {format.noun} could not be read from {path} ({error}): see to permissions and the limit of "
+            "open files there."
+        )
+    return format.damaged(error)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.columnar import Flags, fixed_array, slots_array
+from tidegate.operators.log_format import cannot_read
 from tidegate.operators.row_numbers import NO_NUMBERS, Marks, Numbers
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes, fixed_values_of
@@ -100,7 +101,7 @@ class LogReader:
                         else:
                             yield from self._rows_in(stream)
         except (pa.ArrowInvalid, OSError) as error:
-            raise next(iter(self._formats.values())).damaged(error) from error
+            raise cannot_read(path, next(iter(self._formats.values())), error) from error
         self.marks = Marks(np.concatenate(gone), np.concatenate(met))
         self._later.append(self.marks)
         if len(self._later) > _MOST_GATHERED:

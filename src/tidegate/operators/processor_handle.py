@@ -44,6 +44,7 @@ class KeyedHandle:
         self._current = current
         self._timers = timers
         self._opened: dict[str, tuple[StateKind, int | None]] = {}
+        self._deleted: set[str] = set()
         self._entries: dict[str, tuple[KeyedState, SubkeyedState]] = {}
         self.ttl_states: dict[str, TtlState] = {}
 
@@ -66,7 +67,8 @@ class KeyedHandle:
     def delete_if_exists(self, name: str) -> None:
         _check_name(name)
         if name in self._opened:
-            raise UserCodeFailure(f"State {name!r} is deleted and opened in one init: do one of both.")
+            raise _deleted_and_opened(name)
+        self._deleted.add(name)
         for stored in _stored_names(name):
             state = self._backend.keyed(stored)
             for key_group in range(self._context.key_groups.first, self._context.key_groups.last):
@@ -91,6 +93,8 @@ class KeyedHandle:
     def _declare(self, name: str, kind: StateKind, ttl_ms: int | None) -> None:
         """The same name again must mean the same state, in this run and in the checkpoint."""
         _check_name(name)
+        if name in self._deleted:
+            raise _deleted_and_opened(name)
         if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int)):
             raise _wrong_ttl(name, ttl_ms)
         if ttl_ms is not None and not 0 < ttl_ms <= _LONGEST_TTL_MS:
@@ -168,6 +172,11 @@ def _stored_names(name: str) -> list[str]:
 def _described(stored: str, name: str) -> str:
     kind = stored.removesuffix(TTL_SUFFIX).removeprefix(name)
     return f"as a {StateKind(kind).name.lower()} {'with' if stored.endswith(TTL_SUFFIX) else 'without'} a TTL"
+
+
+def _deleted_and_opened(name: str) -> UserCodeFailure:
+    """In either order: `init` runs again at every recovery, which would empty the state."""
+    return UserCodeFailure(f"State {name!r} is deleted and opened in one init: do one of both.")
 
 
 def _wrong_ttl(name: str, ttl_ms: object) -> UserCodeFailure:

@@ -130,6 +130,7 @@ class DeclaringHandle:
 
     def __init__(self) -> None:
         self._declared: dict[str, tuple[StateShape, int | None]] = {}
+        self._deleted: set[str] = set()
 
     def value_state(self, name: str, fields: tuple[str, ...], *, ttl_ms: int | None = None) -> Any:
         return self._declare(name, StateShape.VALUE, ttl_ms)
@@ -153,8 +154,8 @@ class DeclaringHandle:
         )
 
     def delete_if_exists(self, name: str) -> None:
-        if name in self._declared:
-            raise UserError(f"State {name!r} is deleted and opened in one init: do one of both.")
+        self._deleted.add(name)
+        self._check_not_both(name)
 
     def register_timer(self, at_ms: int) -> None:
         self._without_key("registerTimer")
@@ -169,7 +170,13 @@ class DeclaringHandle:
         if name in self._declared:
             raise UserError(f"State {name!r} is declared twice in init: give each state its own name.")
         self._declared[name] = (shape, ttl_ms)
+        self._check_not_both(name)
         return _DeclaredState(name)
+
+    def _check_not_both(self, name: str) -> None:
+        """In either order: `init` runs again at every recovery, which would empty the state."""
+        if name in self._deleted and name in self._declared:
+            raise UserError(f"State {name!r} is deleted and opened in one init: do one of both.")
 
     def _without_key(self, method: str) -> NoReturn:
         raise UserError(f"init calls {method}, but there is no key yet: call it where rows are handled.")

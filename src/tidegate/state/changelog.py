@@ -109,6 +109,8 @@ class ChangelogBackend:
     def _snapshot(self) -> list[Section]:
         if self._files.has_failed():
             raise DidNotHappen("one could not be written")
+        if any(section.has_failed() for section in self._image_sections):
+            self._forget_image()
         if not self._has_image:
             self._files.clear()
             self._take_over(_image_of(self._state, self._files))
@@ -230,6 +232,12 @@ class ChangelogBackend:
     def _give_up(self, error: BaseException) -> None:
         self._making = None
         log.warning("An image of state could not be made, the next one is tried in due time: %s", error)
+
+    def _forget_image(self) -> None:
+        """As after a restore: the next one is of all there is, so an older one in the making must not follow it."""
+        self._has_image = False
+        self._making, self._image_sections = None, ()
+        self._states.end()
 
     def _take_over(self, image: Image) -> None:
         self._files.image = list(image.entries)

@@ -52,7 +52,8 @@ class Section:
 
     `files`: those that belong to it and need not be stored again if they are. Asking for them may take its time, and
     so may the encoder of such a section: both are called beside the loop. `steps`: what is to be done before, between
-    steps of the stream; each takes a few ms.
+    steps of the stream; each takes a few ms. `has_failed`: whether it is known by now that its files could not be made,
+    so that nothing that refers to it can ever be stored.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Section:
     redistribution: Redistribution = Redistribution.KEYED
     files: Callable[[], Sequence[LocalFile]] | None = None
     steps: Callable[[], Iterator[None]] | None = None
+    has_failed: Callable[[], bool] = lambda: False
 
     def pieces(self) -> Sequence[memoryview]:
         """One after the other they are the section."""

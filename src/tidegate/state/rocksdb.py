@@ -253,9 +253,7 @@ class RocksBackend:
         self._making, folder = begun
         for state in self._states.values():
             state.held = {}
-        return [
-            sst_files.section_of(folder, self._making.result, self._instance.key_groups, self._instance.content_names())
-        ]
+        return [sst_files.section_of(folder, self._making, self._instance.key_groups, self._instance.content_names())]
 
     def restore(self, sections: Iterable[RestoredSection]) -> None:
         """Before any state is asked for. Also takes what the heap backends stored, and changes since."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocksdict import Checkpoint, Options, Rdict, RdictIter, ReadOptions, WriteBatch
 
-from tidegate.model.errors import Damaged
+from tidegate.model.errors import Damaged, DidNotHappen, StorageFailure
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state import sst_files
 from tidegate.state.contract import RestoredSection
@@ -25,6 +25,8 @@ FAMILY_PREFIX = "keyed/"
 _BATCH_ENTRIES = 4096
 _SIZES = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _GROUP = struct.Struct(">H")
+# What RocksDB's messages begin with when the content of its files is wrong, and not this machine.
+_CORRUPTION = "Corruption"
 
 
 class CheckpointInTheMaking:
@@ -32,13 +34,17 @@ class CheckpointInTheMaking:
 
     def __init__(self, db: Rdict, families: Iterable[Rdict], folder: sst_files.Folder) -> None:
         self.is_made = False
-        self._error: Exception | None = None
+        self._error: DidNotHappen | None = None
         arguments = (db, list(families), folder)
         self._thread = threading.Thread(target=self._make, args=arguments, name="tidegate-snapshot", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
         self._thread.join()
+
+    def has_failed(self) -> bool:
+        """As far as that is known by now."""
+        return self._error is not None
 
     def result(self) -> None:
         """Waits for it, and raises what went wrong."""
@@ -52,8 +58,9 @@ class CheckpointInTheMaking:
             for family in families:
                 family.flush()
             Checkpoint(db).create_checkpoint(str(folder.path))
-        except Exception as error:  # for whoever asks for the result
-            self._error = error
+        except BaseException as error:
+            # For whoever asks for the result. A panic in the package is no Exception, and must not look like success.
+            self._error = DidNotHappen(f"RocksDB could not make a checkpoint in {folder.path}: {error}.")
         self.is_made = True
 
 
@@ -222,17 +229,27 @@ def _open(folder: Path, memory: RocksMemory, families: dict[str, Options]) -> Rd
     try:
         return Rdict(str(folder), memory.options(), column_families=families or None)
     except Exception as error:
-        # The package raises nothing more precise.
-        raise Damaged(f"RocksDB cannot open the state in {folder} ({error}).") from error
+        raise _cannot_open(folder, error) from error
 
 
 def _reopen(folder: Path, memory: RocksMemory) -> tuple[Rdict, dict[str, Rdict]]:
     try:
         names = Rdict.list_cf(str(folder), memory.options())
     except Exception as error:
-        raise Damaged(f"RocksDB cannot read the restored state in {folder} ({error}).") from error
+        raise _cannot_open(folder, error) from error
     db = _open(folder, memory, {name: memory.options() for name in names})
     return db, {name: _writable(db.get_column_family(name)) for name in names if name.startswith(FAMILY_PREFIX)}
+
+
+def _cannot_open(folder: Path, error: Exception) -> StorageFailure:
+    """A checkpoint that is damaged is never tried again: only what its content says may be called so."""
+    # The package raises nothing more precise than a text.
+    if str(error).startswith(_CORRUPTION):
+        return Damaged(f"RocksDB cannot read the state in {folder} ({error}).")
+    return DidNotHappen(
+        f"RocksDB could not open the state in {folder} ({error}): see to room, permissions and the limit of open files "
+        "there."
+    )
 
 
 def _close(db: Rdict | None, families: dict[str, Rdict]) -> None:

@@ -8,10 +8,10 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Protocol, overload
 
 import msgspec
 
@@ -56,19 +56,28 @@ class ContentNames:
         return self.adopted.get(table) or f"{self.token}-{table}"
 
 
-def section_of(folder: Folder, wait: Callable[[], None], key_groups: KeyGroupRange, names: ContentNames) -> Section:
-    """Of a folder that holds a checkpoint of an instance, once `wait` is through."""
+class BeingMade(Protocol):
+    """A checkpoint of an instance."""
+
+    def has_failed(self) -> bool: ...
+    def result(self) -> None:
+        """Waits for it, and raises what went wrong."""
+        ...
+
+
+def section_of(folder: Folder, made: BeingMade, key_groups: KeyGroupRange, names: ContentNames) -> Section:
+    """Of a folder that holds a checkpoint of an instance, once that is made."""
 
     def files() -> tuple[LocalFile, ...]:
-        wait()
+        made.result()
         tables = sorted(folder.path.glob(f"*{_TABLE_SUFFIX}"))
         return tuple(LocalFile(names.of(table.name), table, table.stat().st_size, folder) for table in tables)
 
     def description() -> bytes:
-        wait()
+        made.result()
         return _describe(folder, names)
 
-    return Section(ROCKSDB_SECTION, key_groups, description, files=files)
+    return Section(ROCKSDB_SECTION, key_groups, description, files=files, has_failed=made.has_failed)
 
 
 def _describe(folder: Folder, names: ContentNames) -> bytes:

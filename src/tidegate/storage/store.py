@@ -7,6 +7,7 @@ Owns the outcomes of storage calls: every write either happened, did not, or may
 import os
 import re
 import secrets
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,6 +110,17 @@ def open_place(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Store:
     """The same where a log or an option names it: nothing is made or looked at before the first read or write."""
     folder = local_path(location)
     return open_store(location, access) if folder is None else LocalFiles(folder)
+
+
+def open_shared(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Store:
+    """The same for slots: what the driver has made must be there on their machine too."""
+    folder = local_path(location)
+    if folder is not None and not folder.is_dir():
+        raise DidNotHappen(
+            f"The folder {str(folder)!r} of checkpoints is not there on the machine {socket.gethostname()!r}: choose a "
+            f"checkpointLocation that the driver and all executors share."
+        )
+    return open_place(location, access)
 
 
 def local_path(location: str) -> Path | None:

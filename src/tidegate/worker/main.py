@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from tidegate.model.clock import SystemClock
-from tidegate.model.errors import Damaged, SlotLost, TidegateError, UserCodeFailure, UserError
+from tidegate.model.errors import Damaged, Missing, SlotLost, TidegateError, UserCodeFailure, UserError
 from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener
 from tidegate.network.connection import ConnectionLost, ControlConnection
@@ -28,7 +28,7 @@ from tidegate.network.messages import (
     encode,
 )
 from tidegate.operators.contract import UserCode
-from tidegate.storage.store import Store, open_place, open_store
+from tidegate.storage.store import Store, open_place, open_shared
 from tidegate.worker.freed_memory import keep_freed_memory
 from tidegate.worker.local_copies import open_local_copies
 from tidegate.worker.machine_memory import machine_memory_bytes
@@ -86,7 +86,7 @@ class _Slot:
         self._slot = slot
         self._user_code = user_code
         self._clock = SystemClock()
-        self._store = open_store(order.settings.checkpoint_location, order.settings.access)
+        self._store = open_shared(order.settings.checkpoint_location, order.settings.access)
         self._listener = Listener(bind_host=order.bind_host, advertised_host=order.advertised_host, ports=order.ports)
         settings = order.settings
         self._copies = open_local_copies(
@@ -213,15 +213,17 @@ class _Slot:
         self._coordinator.send(encode(message))
 
     def _report_failure(self, error: Exception) -> None:
+        # What is missing here may be there for others: the driver looks for itself before it goes back behind it.
+        is_damage = isinstance(error, Damaged) and not isinstance(error, Missing)
         # Before the connections to the peers are closed, which they will report as well.
         self._send(
             Failed(
                 self._session.generation,
                 is_user_code=isinstance(error, UserCodeFailure),
-                is_final=isinstance(error, UserError | Damaged),
+                is_final=isinstance(error, UserError) or is_damage,
                 message=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
                 traceback=traceback.format_exc(),
-                is_damage=isinstance(error, Damaged),
+                is_damage=is_damage,
             )
         )
         self._tear_down_what_failed()
