@@ -10,6 +10,7 @@ from tidegate.model.ids import CheckpointId, SlotIndex
 from tidegate.storage.manifests import Manifest
 from tidegate.storage.store import LocalFiles
 from tidegate.worker.local_copies import LocalCopies, LocalRecovery, open_local_copies
+from tidegate.worker.local_first import LocalFirst, ReadBytes
 from tidegate.worker.restoring import SlotRestore, restore_slot
 
 
@@ -152,3 +153,20 @@ def test_the_own_copy_comes_first_and_another_slots_will_do(tmp_path: Path) -> N
         owner.keep("checkpoints/1-g1/0.state", [b"x"], length_bytes=1)
     assert [path.relative_to(tmp_path).parts[0] for path in copies.find("checkpoints/1-g1/0.state")] == ["0", "1"]
     assert [path.relative_to(tmp_path).parts[0] for path in other.find("checkpoints/1-g1/0.state")] == ["1", "0"]
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_a_copy_that_goes_or_shrinks_after_it_was_found_intact_is_read_from_the_store(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    copied = Copied(tmp_path)
+    for path in copied.paths:
+        reads = ReadBytes()
+        files = LocalFirst(copied.store, copied.manifest, copied.copies, reads)
+        whole = copied.store.read(path)
+        assert files.size(path) == len(whole), "now it is known to be intact"
+        damage(copied.folder / "1" / path)
+        assert files.read_range(path, start=1, length=len(whole) - 1) == whole[1:]
+        assert files.read(path) == whole
+        assert files.size(path) == len(whole)
+        assert (reads.locally, reads.damaged_copies) == (0, 1)

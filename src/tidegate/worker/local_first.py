@@ -36,23 +36,34 @@ class LocalFirst:
         self._copy_of: dict[str, Path | None] = {}
 
     def read(self, path: str) -> bytes:
-        if (copy := self._copy(path)) is not None:
-            return self._locally(copy.read_bytes())
-        return self._remotely(self._store.read(path))
+        expected = self._sums.get(path)
+        copied = None if expected is None else self._from_copy(path, start=0, length=expected.length_bytes)
+        return self._remotely(self._store.read(path)) if copied is None else copied
 
     def read_range(self, path: str, *, start: int, length: int) -> bytes:
-        if (copy := self._copy(path)) is not None:
-            with open(copy, "rb") as file:
-                file.seek(start)
-                return self._locally(file.read(length))
+        copied = self._from_copy(path, start=start, length=length)
+        if copied is not None:
+            return copied
         return self._remotely(self._store.read_range(path, start=start, length=length))
 
     def size(self, path: str) -> int:
-        if (copy := self._copy(path)) is not None:
-            return copy.stat().st_size
-        return self._store.size(path)
+        return self._store.size(path) if self._copy(path) is None else self._sums[path].length_bytes
 
-    def _locally(self, data: bytes) -> bytes:
+    def _from_copy(self, path: str, *, start: int, length: int) -> bytes | None:
+        """None if there is none, also if it has gone or become shorter since it was found intact."""
+        copy = self._copy(path)
+        if copy is None:
+            return None
+        try:
+            with open(copy, "rb") as file:
+                file.seek(start)
+                data = file.read(length)
+        except OSError:
+            data = b""
+        if len(data) != length:
+            self._copy_of[path] = None
+            self._reads.damaged_copies += 1
+            return None
         self._reads.locally += len(data)
         return data
 
