@@ -17,10 +17,10 @@ from tests.unit.driver_by_hand import (
 )
 from tidegate.coordinator.launch import Broken, Ended, Impossible
 from tidegate.coordinator.roster import SlotGone
-from tidegate.model.errors import SlotLost, UserCodeFailure
+from tidegate.model.errors import DidNotHappen, SlotLost, UserCodeFailure
 from tidegate.model.ids import Generation
-from tidegate.network.messages import Deploy, InputEnded, Leave
-from tidegate.protocol.restart import FixedDelay
+from tidegate.network.messages import Deploy, InputEnded, Leave, Progress
+from tidegate.protocol.restart import STABLE_AFTER_MS, FixedDelay
 
 
 def without_its_executor(*, free: int) -> Hand:
@@ -36,7 +36,7 @@ def test_a_slot_that_is_gone_brings_a_new_launch_once_the_old_one_has_exited() -
     job = running(restart=RESTARTS)
     job.lose(SLOTS[1])
     assert job.state == "restarting"
-    assert job.heard(SLOTS[0]) == [Leave("another slot is gone", comes_back=True)]
+    assert job.heard(SLOTS[0]) == [Leave("another slot is gone or does not answer", comes_back=True)]
     job.pass_ms(DELAY_MS)
     job.store_all()
     assert (job.state, len(job.launcher.launches)) == ("restarting", 1)
@@ -149,7 +149,7 @@ def test_slots_that_come_or_go_during_a_restart_are_not_kept_for_it() -> None:
     job.join(SLOTS[0])
     job.lose(SLOTS[0])
     job.join(SLOTS[1])
-    assert job.heard(SLOTS[1]) == [Leave("another slot is gone", comes_back=True)]
+    assert job.heard(SLOTS[1]) == [Leave("another slot is gone or does not answer", comes_back=True)]
 
 
 def test_one_failure_that_two_slots_report_late_is_one_failure() -> None:
@@ -187,7 +187,7 @@ def test_a_slot_that_went_unheard_while_a_generation_was_begun_is_not_replaced_b
     job.store_all()
     job.driver.on_event(SlotGone(SLOTS[1], 1001))
     assert (job.state, len(job.launcher.launches)) == ("restarting", 1)
-    assert set(job.heard(SLOTS[0])) == {Leave("another slot is gone", comes_back=True)}
+    assert set(job.heard(SLOTS[0])) == {Leave("another slot is gone or does not answer", comes_back=True)}
     job.exit(Ended())
     job.pass_ms(DELAY_MS)
     job.store_all()
@@ -219,3 +219,95 @@ def test_what_starting_again_cannot_help_is_not_tried_again() -> None:
     job.exit(Impossible("Install it."))
     job.store_all()
     assert job.driver.is_over and str(job.driver.failure) == "Install it."
+
+
+def test_slots_of_which_one_does_not_answer_are_not_asked_again_but_launched_anew() -> None:
+    """It sits in a call that does not return, or still restores: it would not hear of the next generation."""
+    job = running(restart=RESTARTS)
+    job.clock.advance(10_001.0)
+    job.say(SLOTS[0], failed(1))
+    assert set(job.heard(SLOTS[1])) == {Leave("another slot is gone or does not answer", comes_back=True)}
+    job.pass_ms(DELAY_MS)
+    job.pass_ms(LEAVE_TIMEOUT_MS)
+    assert job.launcher.launches[0].cancels == 1
+    job.exit(Ended())
+    job.store_all()
+    assert (job.state, len(job.launcher.launches)) == ("starting", 2)
+
+
+def test_slots_that_all_answer_go_on_in_place() -> None:
+    job = running(restart=RESTARTS)
+    job.clock.advance(10_001.0)
+    job.say(SLOTS[1], Progress(Generation(1), is_idle=True, splits_received=0, tasks=[]))
+    job.say(SLOTS[0], failed(1))
+    job.pass_ms(DELAY_MS)
+    job.store_all()
+    assert any(isinstance(message, Deploy) for message in job.heard(SLOTS[1]))
+    assert len(job.launcher.launches) == 1
+
+
+def test_slots_that_nobody_has_asked_for_anything_are_not_silent() -> None:
+    """The next generation could not be begun for a while: they have nothing to answer."""
+    job = running(restart=RESTARTS)
+    job.say(SLOTS[0], failed(1))
+    job.pass_ms(DELAY_MS)
+    job.clock.advance(60_000.0)
+    _, then = job.storing.waiting.popleft()
+    then(DidNotHappen("the store is away"))
+    job.take_turn()
+    assert job.state == "restarting"
+    job.pass_ms(DELAY_MS)
+    job.store_all()
+    assert any(isinstance(message, Deploy) for message in job.heard(SLOTS[1]))
+    assert len(job.launcher.launches) == 1
+
+
+def test_the_end_of_a_slot_whose_launch_has_exited_is_no_failure_of_what_follows() -> None:
+    job = running(restart=FixedDelay(1, DELAY_MS))
+    job.lose(SLOTS[0])
+    job.pass_ms(DELAY_MS)
+    job.launcher.launches[-1].has_exited = True
+    job.launcher.launches[-1].on_exit(Ended())
+    # In one turn: notes are taken before what was found at the sockets is looked at.
+    while job.notes:
+        job.notes.popleft()()
+    job.driver.on_event(SlotGone(SLOTS[1], 1001))
+    job.store_all()
+    assert (job.state, len(job.launcher.launches)) == ("starting", 2)
+
+
+def test_the_time_that_restoring_takes_does_not_count_as_having_run_well() -> None:
+    job = Hand(restart=FixedDelay(1, DELAY_MS))
+    job.start()
+    for slot in SLOTS:
+        job.join(slot)
+    for generation in (1, 2):
+        job.clock.advance(2 * STABLE_AFTER_MS)
+        for slot in SLOTS:
+            job.say(slot, Progress(Generation(generation), is_idle=True, splits_received=0, tasks=[]))
+        job.all_say(ready(generation))
+        job.say(SLOTS[0], failed(generation))
+        job.pass_ms(DELAY_MS)
+        job.store_all()
+    job.exit(Ended())
+    job.store_all()
+    assert (job.state, job.driver.view().generation) == ("failed", 2), "it has failed twice in a row"
+
+
+def test_a_last_commit_beside_a_failure_does_not_end_the_job() -> None:
+    """Committing it made another checkpoint expire, which failed the generation: what follows ends by itself."""
+    job = running(restart=RESTARTS)
+    job.say(SLOTS[0], failed(1))
+    job.driver.on_last_committed()
+    job.pass_ms(DELAY_MS)
+    job.store_all()
+    assert (job.state, job.driver.view().generation) == ("starting", 2)
+
+
+def test_a_savepoint_to_stop_with_that_is_committed_beside_a_failure_stops_the_job() -> None:
+    job = running(restart=RESTARTS)
+    job.say(SLOTS[0], failed(1))
+    job.driver.on_suspending_committed()
+    job.exit(Ended())
+    job.store_all()
+    assert job.state == "stopped"

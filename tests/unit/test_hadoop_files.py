@@ -84,3 +84,26 @@ def test_what_could_not_be_written_did_not_happen(tmp_path: Path) -> None:
     store = HadoopFiles(LOCATION, PyFileSystem(FullDisk(tmp_path)), "/chk")
     with pytest.raises(DidNotHappen, match="No space left"):
         store.create("log/1", b"1")
+
+
+@pytest.mark.parametrize(
+    ("location", "connected"),
+    [
+        ("hdfs://MyCluster/chk", ("hdfs://MyCluster", 0, None)),
+        ("hdfs://ann@Node:8020/chk", ("hdfs://Node", 8020, "ann")),
+        ("hdfs:///chk", ("default", 0, None)),
+    ],
+)
+def test_a_cluster_is_called_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, location: str, connected: tuple[str, int, str | None]
+) -> None:
+    """Names of nameservices and mount tables know upper and lower case."""
+    seen: list[tuple[str, int, str | None]] = []
+
+    def connect(host: str, port: int, *, user: str | None, extra_conf: object) -> object:
+        seen.append((host, port, user))
+        return object()
+
+    monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connect, raising=False)
+    HadoopFiles.connect(location)
+    assert seen == [connected]

@@ -53,3 +53,10 @@ def test_a_state_file_reads_back_and_others_do_not() -> None:
 def test_a_name_that_would_leave_its_folder_or_hide_is_refused(name: str) -> None:
     with pytest.raises(ValueError):
         layout.shared_file(name)
+
+
+@pytest.mark.parametrize("run", ["", "5f2c9a1b"])
+def test_a_savepoints_folder_reads_back(run: str) -> None:
+    folder = layout.savepoint(FOLDER.checkpoint, FOLDER.generation, run=run)
+    assert layout.parse_savepoint(f"savepoints/{folder}/0.state") == FOLDER
+    assert layout.parse_savepoint(f"savepoints/{folder}-mine/0.state") is None

@@ -38,3 +38,8 @@ def test_a_job_that_ran_long_enough_counts_afresh() -> None:
     restarts.on_failure(ran_for_ms=1.0)
     assert restarts.on_failure(ran_for_ms=STABLE_AFTER_MS) == RestartAfter(0.0)
     assert restarts.on_failure(ran_for_ms=STABLE_AFTER_MS - 1) == GiveUp(1)
+
+
+def test_however_many_failures_come_in_a_row_the_delay_stays_a_number() -> None:
+    restarts = Restarts(ExponentialDelay(attempts=1_000_000, first_delay_ms=1000.0))
+    assert {restarts.on_failure(ran_for_ms=1.0) for _ in range(5_000)} >= {RestartAfter(60_000.0)}

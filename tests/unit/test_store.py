@@ -240,3 +240,9 @@ def test_a_writer_killed_at_any_moment_shows_no_half_file(tmp_path: Path) -> Non
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=r"checkpoints/1-g1/0\.state is missing: restore it from a backup"):
         open_store(str(tmp_path)).read("checkpoints/1-g1/0.state")
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/a#b", "s3://bucket/jobs?x=1", "hdfs://cluster/a#b"])
+def test_a_remote_location_that_a_url_would_cut_is_refused(location: str) -> None:
+    with pytest.raises(OptionError, match="choose a name without it"):
+        open_store(location)

@@ -2,6 +2,7 @@
 
 import atexit
 import dataclasses
+import secrets
 import shutil
 import tempfile
 import uuid
@@ -391,6 +392,7 @@ class DataStreamWriter:
             advertised_host=options.advertised_host,
             ports=options.ports,
             followers=(feeds,),
+            run=secrets.token_hex(4),
         )
         if facts.is_local:
             # Slots listen on this host: an address that cannot be listened on is better found here.

@@ -61,18 +61,16 @@ class BringingUp:
         self._clock = clock
         self._listener = listener
         self._ready: dict[SlotIndex, Ready] = {}
-        self._is_deployed = False
+        self._deployed_ms: float | None = None
         self._deadline_ms = _NEVER_MS
         self._were_slots_slow = False
         self._is_closed = False
-        self._since_ms = clock.monotonic_ms()
+        self._ready_at_ms: float | None = None
         self._found: tuple[GenerationBasis, Splits] | None = None
 
     # -- events
 
     def begin(self) -> None:
-        # From here on, so that one that never came up does not count as one that ran well for long.
-        self._since_ms = self._clock.monotonic_ms()
         found: list[tuple[GenerationBasis, Splits]] = []
 
         def work() -> None:
@@ -97,6 +95,7 @@ class BringingUp:
         self._ready[slot] = message
         if self._found is not None and len(self._ready) == self._plan.parallelism:
             self._deadline_ms = _NEVER_MS
+            self._ready_at_ms = self._clock.monotonic_ms()
             self._listener.on_all_ready(*self._found, self._ready)
 
     def on_time(self, now_ms: float) -> None:
@@ -128,7 +127,13 @@ class BringingUp:
         return self._deadline_ms
 
     def ran_for_ms(self) -> float:
-        return self._clock.monotonic_ms() - self._since_ms
+        """Without the time for restoring: that tells nothing about how well it runs."""
+        return 0.0 if self._ready_at_ms is None else self._clock.monotonic_ms() - self._ready_at_ms
+
+    @property
+    def deployed_ms(self) -> float | None:
+        """When slots were told to restore and begin."""
+        return self._deployed_ms
 
     # -- inside
 
@@ -155,11 +160,10 @@ class BringingUp:
         self._deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
     def _deploy(self, basis: GenerationBasis) -> None:
-        if self._is_deployed:
+        if self._deployed_ms is not None:
             return  # several slots that join in one turn are all members when the first of them is looked at
-        self._is_deployed = True
-        self._since_ms = self._clock.monotonic_ms()
-        self._deadline_ms = self._since_ms + _RESTORING_TIMEOUT_MS
+        self._deployed_ms = self._clock.monotonic_ms()
+        self._deadline_ms = self._deployed_ms + _RESTORING_TIMEOUT_MS
         self._members.tell_all(
             Deploy(
                 basis.generation,
@@ -171,7 +175,7 @@ class BringingUp:
         )
 
     def _on_slots_missing(self, now_ms: float) -> None:
-        if self._is_deployed:
+        if self._deployed_ms is not None:
             self._deadline_ms = _NEVER_MS
             missing = self._plan.parallelism - len(self._ready)
             hours = _RESTORING_TIMEOUT_MS / 3_600_000

@@ -45,6 +45,7 @@ from tidegate.protocol.checkpoints import (
 from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.requests import Afterwards, CheckpointRequest, SavepointAlignment, SavepointRequest
 from tidegate.protocol.why import why
+from tidegate.storage import layout
 from tidegate.storage.manifests import Manifest
 from tidegate.storage.stored_plan import StoredPlan
 from tidegate.worker.mailbox import Background
@@ -216,7 +217,7 @@ class Checkpointing:
         location = None
         switch_after_ms = self.spec.switch_after_ms
         if savepoint is not None:
-            location = f"{savepoint.location}/savepoint-{checkpoint}-g{self.generation}"
+            location = f"{savepoint.location}/{layout.savepoint(checkpoint, self.generation, run=self.spec.run)}"
             switch_after_ms = 0.0 if savepoint.alignment is SavepointAlignment.UNALIGNED else None
         if self.spec.slot_settings.guarantee is Guarantee.AT_LEAST_ONCE:
             switch_after_ms = None  # nothing waits for its barrier, so nothing needs to overtake
@@ -311,6 +312,8 @@ class Checkpointing:
 
     def _on_committed(self, underway: Underway, paths: list[str], error: BaseException | None) -> None:
         checkpoint = underway.checkpoint
+        if self._is_closed and paths and error is not None:
+            log.warning("Checkpoint %d is stored and not committed, the next start does that: %s", checkpoint, error)
         if self._is_closed or not paths:
             return
         if error is not None:

@@ -56,6 +56,9 @@ from tidegate.worker.mailbox import Background
 
 log = logging.getLogger("tidegate")
 
+# A slot says something five times a second. One that has not for so long would not hear of another generation either.
+_SILENT_MS = 10_000.0
+
 
 class Driver:
     """After each round of events, `on_time`; again at `next_deadline_ms` at the latest, until it `is_over`."""
@@ -102,6 +105,7 @@ class Driver:
         self._state = JobState.STARTING
         self._failure: TidegateError | None = None
         self._is_over = False
+        self._last_word_ms: dict[SlotIndex, float] = {}
         self._bringing_up = self._next_bringing_up()
         self._generation: Generation | None = None  # the newest that was begun
         self._started_at = datetime.fromtimestamp(clock.wall_ms() / 1000, UTC)
@@ -123,9 +127,12 @@ class Driver:
                     self._give_up(EnvironmentProblem(difference))
                 else:
                     self._bringing_up.on_joined()
+            case SlotGone() if not self._launch.is_there:
+                return  # of a launch that has exited, whose end was heard before
             case SlotGone(slot, pid):
                 self._fail(SlotLost(f"Slot {slot} (process {pid}) is gone."))
             case SlotSaid(slot, message):
+                self._last_word_ms[slot] = self._clock.monotonic_ms()
                 self._on_message(slot, message)
             case unreachable:
                 assert_never(unreachable)
@@ -233,14 +240,17 @@ class Driver:
         self._move(JobEvent.INPUT_ENDED)
 
     def on_last_committed(self) -> None:
-        if self._is_ending():
-            return
+        if self._is_ending() or not self._has_generation():
+            return  # it has failed beside it, and ends when what follows has
         # Closed first: another checkpoint that completes while the slots leave must not end the job once more.
         self._end_generation(FailureReason.JOB_STOPPED)
         self._leave("the input has ended", JobEvent.LAST_COMMITTED)
 
     def on_suspending_committed(self) -> None:
         if self._is_ending():
+            return
+        if not self._has_generation():
+            self.stop()  # it has failed beside it: what was asked for is done
             return
         self._end_generation(FailureReason.JOB_STOPPED)
         self._failure = None
@@ -281,6 +291,7 @@ class Driver:
         if not self._has_generation():
             return
         ran_for_ms = self._bringing_up.ran_for_ms()
+        is_a_slot_silent = self._is_a_slot_silent()
         self._failure = failure
         self._end_generation(FailureReason.JOB_RESTARTED, str(failure))
         self._move(JobEvent.FAILURE)
@@ -289,9 +300,17 @@ class Driver:
             return
         match self._restarts.on_failure(ran_for_ms=ran_for_ms):
             case RestartAfter(delay_ms):
-                self._restarting.begin(delay_ms=delay_ms)
+                self._restarting.begin(delay_ms=delay_ms, in_place=not is_a_slot_silent)
             case GiveUp():
                 self._fail_for_good()
+
+    def _is_a_slot_silent(self) -> bool:
+        """It is in a call that does not return, or still restores: it would not hear of the next generation either."""
+        deployed_ms = self._bringing_up.deployed_ms
+        if deployed_ms is None:
+            return False
+        heard_ms = (self._last_word_ms.get(SlotIndex(slot), deployed_ms) for slot in range(self._spec.slots))
+        return self._clock.monotonic_ms() - max(deployed_ms, min(heard_ms)) > _SILENT_MS
 
     def _go_back(self, damaged: CheckpointId, damage: str) -> None:
         """To an older checkpoint, if there is one: slots found damage that the driver had not looked for."""

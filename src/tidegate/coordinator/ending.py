@@ -48,17 +48,21 @@ class Restarting:
         self._start_at_ms = _NEVER_MS
         self._cancel_at_ms = _NEVER_MS
         self._awaits_exit = False
+        self._in_place = True
 
-    def begin(self, *, delay_ms: float) -> None:
+    def begin(self, *, delay_ms: float, in_place: bool = True) -> None:
+        """`in_place`: by the processes that are there, if they all are; not if one of them does not answer."""
+        self._in_place = in_place
         self._start_at_ms = self._clock.monotonic_ms() + delay_ms
         self._patient_until_ms = self._start_at_ms + _ROOM_TIMEOUT_MS
         self._has_warned = False
-        if not self._launch.has_all_slots:
+        if not (in_place and self._launch.has_all_slots):
             self.send_away()
 
     def send_away(self) -> None:
         """Not in place any more: the sooner all are gone, the sooner they can be started again."""
-        self._members.tell_all(Leave("another slot is gone", comes_back=True))
+        self._in_place = False
+        self._members.tell_all(Leave("another slot is gone or does not answer", comes_back=True))
 
     def on_launch_exit(self) -> None:
         if self._awaits_exit:
@@ -82,7 +86,7 @@ class Restarting:
         self._awaits_exit = False
 
     def _on_delay_over(self, now_ms: float) -> None:
-        if not self._launch.is_there or self._launch.has_all_slots:
+        if not self._launch.is_there or (self._in_place and self._launch.has_all_slots):
             self._go(now_ms)
             return
         self._start_at_ms = _NEVER_MS

@@ -45,6 +45,8 @@ class JobSpec:
     advertised_host: str | None
     ports: str
     followers: tuple[CheckpointFollower, ...] = ()
+    run: str = ""
+    """Part of the names of savepoints: the folder that a user gives may have those of other queries and runs."""
 
     @property
     def slots(self) -> int:

@@ -1,7 +1,7 @@
 """Finds the sources' splits on the driver and hands each to its reader."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.connectors.contract import Assignment, CommittedPositions, FollowsCommits, HoldsResources, SplitEnumerator
@@ -15,6 +15,8 @@ log = logging.getLogger("tidegate")
 
 # As often as Structured Streaming looks when it is idle would load a large folder; this is soon enough for people.
 LOOK_EVERY_MS = 500.0
+# Far below what a message may have.
+_MESSAGE_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -113,8 +115,24 @@ class Splits:
         self.assigned += len(assignments)
         for subtask in range(self.plan.parallelism_of(source.vertex)):
             splits = [a.split for a in assignments if a.subtask == subtask]
-            if splits or is_complete:
-                self.tell(SlotIndex(subtask), AssignSplits(self.generation, source.vertex, splits, is_complete))
+            parts = list(in_parts(splits))
+            for number, part in enumerate(parts or [[]] * is_complete, 1):
+                is_last = is_complete and number >= len(parts)
+                self.tell(SlotIndex(subtask), AssignSplits(self.generation, source.vertex, part, is_last))
+
+
+def in_parts(splits: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """As many at a time as go well into a message: a folder may have a million files."""
+    part: list[bytes] = []
+    size_bytes = 0
+    for split in splits:
+        part.append(split)
+        size_bytes += len(split)
+        if size_bytes >= _MESSAGE_BYTES:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
 
 
 def _warn(error: BaseException | None) -> None:

@@ -6,6 +6,8 @@ from typing import TypeAlias
 # A job that ran this long before it failed starts counting afresh.
 STABLE_AFTER_MS = 10 * 60_000.0
 _LONGEST_DELAY_MS = 60_000.0
+# Enough to reach it from any delay; without a bound a long outage makes a number that is none any more.
+_MOST_DOUBLINGS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +63,5 @@ class Restarts:
                     return GiveUp(attempts)
                 if self._attempts == 1:
                     return RestartAfter(0.0)
-                return RestartAfter(min(first_delay_ms * 2 ** (self._attempts - 2), _LONGEST_DELAY_MS))
+                doublings = min(self._attempts - 2, _MOST_DOUBLINGS)
+                return RestartAfter(min(first_delay_ms * 2**doublings, _LONGEST_DELAY_MS))

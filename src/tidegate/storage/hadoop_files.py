@@ -41,7 +41,9 @@ class HadoopFiles:
     def connect(cls, location: str, access: StoreAccess = FROM_ENVIRONMENT) -> "HadoopFiles":
         parts = urlsplit(location)
         extra = {name: value for name, value in access.settings.items() if name.startswith("dfs.")}
-        host = f"{parts.scheme}://{parts.hostname}" if parts.hostname else "default"
+        # Not `hostname`, which is in lower case: names of clusters are not.
+        name = parts.netloc.rpartition("@")[2].partition(":")[0]
+        host = f"{parts.scheme}://{name}" if name else "default"
         try:
             from pyarrow.fs import HadoopFileSystem
 

@@ -23,7 +23,7 @@ _LOG_SUMMARY = re.compile(rf"{LOG_SUMMARIES}/(\d{{{_LOG_DIGITS}}})")
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
 _WRITTEN_STATE = re.compile(r"\d+-[^/]+\.state")
 _SHARED_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.(channels|[0-9a-f]+-\d+\.(?:sst|rows|entries))")
-_SAVEPOINT = re.compile(rf"{SAVEPOINTS}/savepoint-(\d+)-g(\d+)/.*")
+_SAVEPOINT = re.compile(rf"{SAVEPOINTS}/savepoint-(\d+)-g(\d+)(?:-[0-9a-f]+)?/.*")
 _STATE_FILE = re.compile(r"(\d+)\.state")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -54,6 +54,11 @@ def manifest(folder: CheckpointFolder) -> str:
 
 def state_file(folder: CheckpointFolder, slot: SlotIndex) -> str:
     return f"{folder}/{slot}.state"
+
+
+def savepoint(checkpoint: CheckpointId, generation: Generation, *, run: str) -> str:
+    """Its folder. `run` is unlike any other query's or start's, so that none writes into another one's savepoint."""
+    return f"savepoint-{checkpoint}-g{generation}{f'-{run}' if run else ''}"
 
 
 def savepoint_manifest() -> str:

@@ -80,6 +80,10 @@ def open_store(location: str, access: StoreAccess = FROM_ENVIRONMENT, *, patienc
     if folder is not None:
         return LocalFiles(make_folder(folder, what="the storage location"))
     scheme = location.split(":", 1)[0].lower()
+    if (mark := next((mark for mark in "?#" if mark in location), None)) is not None:
+        raise OptionError(
+            f"Location {location!r} has a {mark!r}, behind which a URL is no path any more: choose a name without it."
+        )
     if scheme in HADOOP_SCHEMES:
         from tidegate.storage.hadoop_files import HadoopFiles
 

@@ -73,9 +73,12 @@ def run_slot(order: SlotOrder, slot: SlotIndex, user_code: UserCode) -> None:
     switch_interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        _Slot(order, slot, user_code).serve()
-    except ConnectionLost:
-        return  # the driver is gone, and with it everybody who could be told
+        # One that cannot connect fails its Spark task, which is how the driver learns of it.
+        serving = _Slot(order, slot, user_code)
+        try:
+            serving.serve()
+        except ConnectionLost:
+            return  # the driver is gone, and with it everybody who could be told
     finally:
         sys.setswitchinterval(switch_interval_s)
 
