@@ -448,6 +448,32 @@ def test_in_complete_mode_an_epoch_is_the_newest_rows_of_every_task(tmp_path: Pa
     assert calls.files() == 2, "what was replaced is gone"
 
 
+def test_in_complete_mode_a_task_whose_result_has_become_empty_keeps_no_rows_in_the_table(tmp_path: Path) -> None:
+    calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
+    first = calls.sink.writer(task=FIRST, generation=Generation(1))
+    second = calls.sink.writer(task=SECOND, generation=Generation(1))
+    first.write(make_rows(10, 2))
+    second.write(make_rows(20, 2))
+    calls.committer.commit([*prepare(first, 1), *prepare(second, 1)], permit(1))
+    first.write(make_rows(0, 0))
+    calls.committer.commit(prepare(first, 2), permit(2))
+    second.write(make_rows(0, 0))
+    calls.committer.commit(prepare(second, 3), permit(3))
+    calls.committer.commit([*prepare(first, 4), *prepare(second, 4)], permit(4))
+    assert calls.calls == [(1, table_rows(10, 20)), (2, table_rows(20)), (3, [])]
+
+
+@pytest.mark.parametrize("mode", [nodes.OutputMode.APPEND, nodes.OutputMode.UPDATE])
+def test_an_empty_batch_makes_no_staged_file_unless_it_is_a_whole_result(
+    tmp_path: Path, mode: nodes.OutputMode
+) -> None:
+    calls = EpochCalls(tmp_path, mode)
+    writer = calls.sink.writer(task=FIRST, generation=Generation(1))
+    writer.write(make_rows(0, 0))
+    calls.committer.commit(prepare(writer, 1), permit(1))
+    assert (calls.calls, calls.files()) == ([], 0)
+
+
 def test_in_complete_mode_rows_of_a_failed_checkpoint_are_replaced_by_those_of_the_next(tmp_path: Path) -> None:
     calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
     writer = calls.sink.writer(task=FIRST, generation=Generation(1))

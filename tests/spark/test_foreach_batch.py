@@ -299,6 +299,21 @@ def test_each_group_comes_once_per_epoch_and_in_complete_mode_all_of_them(
     assert shown == expected
 
 
+def test_in_complete_mode_a_result_that_has_become_empty_is_given_as_a_frame_without_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As in Structured Streaming, whose every batch has the whole result, also one without rows."""
+    epochs = Epochs()
+    once = stream(spark, tmp_path).groupBy("v").count().where("count = 1")
+    for name in (0, 1):
+        add_file(tmp_path / "in", 0, 3)
+        (tmp_path / "in" / "00000000.parquet").rename(tmp_path / "in" / f"again-{name}.parquet")
+        query = writer(once, tmp_path).foreachBatch(epochs).outputMode("complete")
+        assert query.trigger(availableNow=True).start().awaitTermination(120)
+        assert epochs.calls[-1][1] == ([0, 1, 2] if name == 0 else [])
+    assert epochs.ids == sorted(epochs.ids)
+
+
 def test_rows_of_groups_must_stay_in_their_task_behind_the_aggregation(spark: SparkSession, tmp_path: Path) -> None:
     add_file(tmp_path / "in", 0, 1)
     counts = stream(spark, tmp_path).groupBy("v").count().repartition(2)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import itertools
+import time
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,47 @@ def by_tidegate(df: DataFrame, location: Path) -> list[Any]:
     query = writer.option("checkpointLocation", str(location)).trigger(availableNow=True).start()
     assert query.awaitTermination(PATIENCE_S)
     return comparable(read_memory_table(name), keys=0)
+
+
+def test_in_a_union_a_stream_without_rows_holds_the_others_event_time_back(spark: SparkSession, tmp_path: Path) -> None:
+    """By Spark's policy `min`: its rows of long ago count, though the other stream has passed their window."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "a", 0, 1, 2)
+    a, b = (raw(spark, tmp_path / name).withWatermark("ts", "0 seconds") for name in ("a", "b"))
+    counts = a.union(b).groupBy(F.window("ts", "1 minute")).count().select("window.start", "count")
+    name = f"union_{next(_names)}"
+    writer = tg.writeStream(counts).format("memory").queryName(name).outputMode("append").option("parallelism", 2)
+    query = writer.option("checkpoint.interval", "100ms").start()
+    query.processAllAvailable()
+    write(tmp_path / "a", 1, 10_000)
+    query.processAllAvailable()
+    time.sleep(1.5)  # by then b's slots are idle
+    write(tmp_path / "b", 2, 3, 4, 5)
+    query.processAllAvailable()
+    write(tmp_path / "b", 3, 10_000)
+    query.processAllAvailable()
+    write(tmp_path / "b", 4, 10_001)  # a watermark follows its row, and closes windows with the next look
+    query.processAllAvailable()
+    query.stop()
+    assert [row["count"] for row in read_memory_table(name).to_pylist()] == [5]
+
+
+def test_in_a_union_a_stream_without_a_watermark_holds_nothing_back(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "a", 0, 1, 2)
+    write(tmp_path / "b", 1, 3)
+    marked, plain = raw(spark, tmp_path / "a").withWatermark("ts", "0 seconds"), raw(spark, tmp_path / "b")
+    counts = marked.union(plain).groupBy(F.window("ts", "1 minute")).count().select("window.start", "count")
+    name = f"union_{next(_names)}"
+    writer = tg.writeStream(counts).format("memory").queryName(name).outputMode("append").option("parallelism", 2)
+    query = writer.option("checkpoint.interval", "100ms").start()
+    query.processAllAvailable()
+    write(tmp_path / "a", 2, 10_000)
+    write(tmp_path / "b", 3, 10_000)
+    query.processAllAvailable()
+    deadline = time.monotonic() + 30
+    while not (found := read_memory_table(name).to_pylist()) and time.monotonic() < deadline:
+        write(tmp_path / "b", int(time.monotonic() * 10), 10_002)  # it never becomes idle
+        time.sleep(0.2)
+    query.stop()
+    assert [row["count"] for row in found] == [3]

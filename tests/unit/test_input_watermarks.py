@@ -1,7 +1,7 @@
 """Event time where two inputs wait for one another, as the sides of a join do."""
 
 from tidegate.model.ids import ChannelId, EdgeId
-from tidegate.protocol.input_watermarks import InputWatermarks
+from tidegate.protocol.input_watermarks import NO_EVENT_TIME, InputWatermarks
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, Advance, BecomeActive, BecomeIdle, ChannelWatermark
 
 LEFT, OTHER_LEFT, RIGHT = ChannelId(EdgeId(0), 0, 0), ChannelId(EdgeId(0), 1, 0), ChannelId(EdgeId(1), 0, 0)
@@ -95,3 +95,13 @@ def test_what_a_snapshot_stored_is_where_it_goes_on() -> None:
     assert restored.snapshot() == stored and restored.current_ms == 10
     assert restored.on_watermark(RIGHT, 40) == []
     assert restored.on_watermark(LEFT, 35) == [Advance(35)]
+
+
+def test_an_input_without_event_time_holds_nothing_back_but_is_not_idle_while_it_has_rows() -> None:
+    watermarks = InputWatermarks([LEFT, OTHER_LEFT, RIGHT], {EdgeId(0): 0, EdgeId(1): NO_EVENT_TIME})
+    watermarks.on_watermark(LEFT, 10)
+    assert watermarks.on_watermark(OTHER_LEFT, 20) == [Advance(10)]
+    assert watermarks.on_idle(LEFT) == [Advance(20)]
+    assert watermarks.on_idle(OTHER_LEFT) == [], "the other one goes on"
+    assert watermarks.on_idle(RIGHT) == [BecomeIdle()]
+    assert watermarks.on_rows(RIGHT) == (BecomeActive(),)

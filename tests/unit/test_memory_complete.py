@@ -55,3 +55,20 @@ def test_a_later_generation_shows_all_groups_by_writers_of_its_own() -> None:
     sink = sink_of(OutputMode.COMPLETE)
     committed(sink, 1, 1, (0, {"a": 1}), (1, {"b": 1}), (2, {"c": 1}))
     assert committed(sink, 2, 2, (0, {"a": 1, "c": 2}), (1, {"b": 1})) == {"a": 1, "b": 1, "c": 2}
+
+
+def test_a_writer_whose_result_has_become_empty_shows_nothing() -> None:
+    sink = sink_of(OutputMode.COMPLETE)
+    committed(sink, 1, 1, (0, {"a": 1}), (1, {"b": 1}))
+    assert committed(sink, 2, 1, (0, {}), (1, {"b": 1})) == {"b": 1}
+    assert committed(sink, 3, 1, (1, {})) == {}
+
+
+def test_an_empty_batch_is_nothing_to_commit_unless_it_is_a_whole_result() -> None:
+    empty = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+    counts = {}
+    for mode in OutputMode:
+        writer = sink_of(mode).writer(task=TaskId(VertexId(1), 0), generation=Generation(1))
+        writer.write(empty)
+        counts[mode] = [len(writer.prepare(CheckpointId(epoch)).committables) for epoch in (1, 2)]
+    assert counts == {OutputMode.APPEND: [0, 0], OutputMode.UPDATE: [0, 0], OutputMode.COMPLETE: [1, 0]}

@@ -181,7 +181,12 @@ class Prepared:
 class SinkWriter(Protocol):
     """In a task. What it writes stays invisible until its committables are committed."""
 
-    def write(self, rows: pa.RecordBatch) -> None: ...
+    def write(self, rows: pa.RecordBatch) -> None:
+        """In complete mode also a batch without rows, after all others of an epoch: so much is the task's result now.
+
+        A task that writes nothing in an epoch leaves its result as it was.
+        """
+        ...
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
         """Ends the epoch. Nothing written before it may reach a later committable."""

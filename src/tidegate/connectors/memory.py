@@ -58,7 +58,8 @@ class _Committable(msgspec.Struct, frozen=True):
 class _Part(msgspec.Struct, frozen=True):
     """In complete mode: whose rows these are, all there are now, in place of those before.
 
-    By writer, because one whose input has ended shows its groups for the last time while others go on.
+    By writer, because one whose input has ended shows its groups for the last time while others go on. Without rows
+    it shows nothing; one that is to stay sends none.
     """
 
     writer: str
@@ -111,15 +112,18 @@ class MemoryWriter:
         self._token = token
         self._part = part
         self._batches: list[bytes] = []
+        self._has_result = False
 
     def write(self, rows: pa.RecordBatch) -> None:
+        self._has_result |= self._part is not None
         if rows.num_rows:
             self._batches.append(rows.serialize().to_pybytes())
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
         batches, self._batches = self._batches, []
+        has_result, self._has_result = self._has_result, False
         committable = _Committable(f"{self._token}-{checkpoint}", batches, self._part)
-        return Prepared([msgspec.msgpack.encode(committable)] if batches else [], lambda: None)
+        return Prepared([msgspec.msgpack.encode(committable)] if batches or has_result else [], lambda: None)
 
     def close(self) -> None:
         self._batches = []

@@ -163,11 +163,12 @@ class StagedWriter:
 
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
+            if self._sink.mode is nodes.OutputMode.COMPLETE and not self._files:
+                # A file without rows takes the place of the task's last one: its result is empty now.
+                self._open_file()
             return
         if not self._files or self._files[-1].is_full():
-            self._opened += 1
-            path = self._sink.folder / f"{self._prefix}-{self._opened:06d}.parquet"
-            self._files.append(_OpenFile(path, self._schema))
+            self._open_file()
         self._files[-1].write(rows)
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
@@ -188,6 +189,11 @@ class StagedWriter:
         for file in self._files:
             file.drop()
         self._files = []
+
+    def _open_file(self) -> None:
+        self._opened += 1
+        path = self._sink.folder / f"{self._prefix}-{self._opened:06d}.parquet"
+        self._files.append(_OpenFile(path, self._schema))
 
 
 class StagedCommitter:
@@ -223,7 +229,7 @@ class StagedCommitter:
 
 
 class StagedTableCommitter:
-    """In complete mode: calls the function with the whole result table, once per epoch in which a task gave rows."""
+    """In complete mode: calls the function with the whole result table, once per epoch in which a task gave its own."""
 
     def __init__(self, sink: StagedSink) -> None:
         self._sink = sink

@@ -55,6 +55,7 @@ class AggregateOperator:
         self._dead = 0
         self._compaction: Compaction | None = None
         self._has_ended = False
+        self._has_shown_all = False
         self._store: RowStore | None = None
         self._on_disk: RowsOnDisk | None = None
 
@@ -99,6 +100,10 @@ class AggregateOperator:
     def end_of_input(self, emit: Emit) -> None:
         self._flush(emit)
         self._has_ended = True
+
+    def take_has_shown_all(self) -> bool:
+        has_shown, self._has_shown_all = self._has_shown_all, False
+        return has_shown
 
     def on_idle(self, emit: Emit) -> None:
         if self._is_emission_due():
@@ -320,6 +325,7 @@ class AggregateOperator:
                 self._emit_dirty(emit)
             case OutputMode.COMPLETE:
                 self._emit_all(emit, np.arange(self._index.count))
+                self._has_shown_all = self._index.count > 0
 
     def _is_emission_due(self) -> bool:
         if self._spec.mode is not OutputMode.UPDATE or not self._has_dirty:

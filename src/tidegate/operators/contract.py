@@ -322,6 +322,18 @@ def in_call(operators: Sequence[Operator]) -> bool:
     return any(isinstance(operator, KeepsCallOpen) and operator.is_amid_call() for operator in operators)
 
 
+@runtime_checkable
+class ShowsAllGroups(Protocol):
+    """An operator that in complete mode gives all it has at each barrier, until its input has ended.
+
+    What follows it may drop all of that, and then the result is empty; silence means that the last result stays.
+    """
+
+    def take_has_shown_all(self) -> bool:
+        """Whether it gave all its groups since it was last asked; never before it has one."""
+        ...
+
+
 class WithoutTimers:
     """For operators that leave event time as it is and have nothing to fire."""
 

@@ -52,6 +52,7 @@ class SessionAggregateOperator:
         self._compaction: SessionCompaction | None = None
         self._beginnings = 0
         self._has_ended = False
+        self._has_shown_all = False
         self._log: RowLog | None = None
         self._logged: LoggedSessions | None = None
 
@@ -99,6 +100,10 @@ class SessionAggregateOperator:
     def end_of_input(self, emit: Emit) -> None:
         self._flush(emit)
         self._has_ended = True
+
+    def take_has_shown_all(self) -> bool:
+        has_shown, self._has_shown_all = self._has_shown_all, False
+        return has_shown
 
     def on_idle(self, emit: Emit) -> None:
         return
@@ -246,6 +251,7 @@ class SessionAggregateOperator:
         live = np.flatnonzero(self._expiry.live)
         for start in range(0, len(live), EMIT_BATCH_ROWS):
             emit(self._project(self._rows_of(live[start : start + EMIT_BATCH_ROWS])))
+        self._has_shown_all = len(live) > 0
 
     def _rows_of(self, slots: Slots) -> pa.RecordBatch:
         windows = _windows(self._sessions.starts_us.used[slots], self._expiry.ends_us[slots], self._window_type)

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.model.ids import EdgeId, VertexId
+from tidegate.plan.event_times import with_event_times
 from tidegate.plan.expressions import Column, Expression, Literal
 from tidegate.plan.joins import (
     KeyedRow,
@@ -95,7 +96,7 @@ def lower(
         vertices=tuple(
             write_keys_late(keep_groups_in_order(give_in_slices(builder.vertices), builder.edges, sink)),
         ),
-        edges=tuple(builder.edges),
+        edges=tuple(with_event_times(builder.vertices, builder.edges)),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
@@ -167,13 +168,12 @@ def operator_name(operator: OperatorSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """A closed vertex that feeds the open one; `watermark` is where the event time of its rows begins, if within it."""
+    """A closed vertex that feeds the open one."""
 
     sender: VertexId
     partitioning: Partitioning
     schema: pa.Schema
     input: int
-    watermark: WatermarkSpec | None
 
 
 @dataclass(slots=True)
@@ -262,7 +262,7 @@ class _Builder:
         return _Chain(inputs=self.close_all(chains, partitioning, schema, input=FIRST_INPUT))
 
     def close_all(self, chains: _Chains, partitioning: Partitioning, schema: pa.Schema, *, input: int) -> list[_Input]:
-        return [_Input(self._close(chain, None), partitioning, schema, input, _watermark_of(chain)) for chain in chains]
+        return [_Input(self._close(chain, None), partitioning, schema, input) for chain in chains]
 
     def _append(self, child: Node, operator: OperatorSpec) -> _Chains:
         chains = self.chains(child)
@@ -382,28 +382,15 @@ class _Builder:
 
     def _close(self, chain: _Chain, sink: Sink | None) -> VertexId:
         vertex = VertexId(len(self.vertices))
-        first = len(self.edges)
-        for at, fed in enumerate(chain.inputs):
-            # One `withWatermark` over a union is one object in each of its chains.
-            shared = (other for other in range(at) if _share_event_time(chain.inputs[other], fed))
-            earlier = next(shared, None)
-            event_time_of = None if earlier is None else EdgeId(first + earlier)
+        for fed in chain.inputs:
             edge = EdgeId(len(self.edges))
-            self.edges.append(Edge(edge, fed.sender, vertex, fed.partitioning, fed.schema, fed.input, event_time_of))
+            self.edges.append(Edge(edge, fed.sender, vertex, fed.partitioning, fed.schema, fed.input))
         names = [f"Source[{chain.source.format}]"] if chain.source is not None else []
         names += [operator_name(operator) for operator in chain.operators]
         names += [f"Sink[{sink.format}]"] if sink is not None else []
         name = " -> ".join(names) or "Pass"
         self.vertices.append(Vertex(vertex, name, chain.source, tuple(chain.operators), sink, chain.parallelism))
         return vertex
-
-
-def _watermark_of(chain: _Chain) -> WatermarkSpec | None:
-    return next((each for each in reversed(chain.operators) if isinstance(each, WatermarkSpec)), None)
-
-
-def _share_event_time(one: _Input, other: _Input) -> bool:
-    return one.watermark is not None and one.watermark is other.watermark and one.input == other.input
 
 
 def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:

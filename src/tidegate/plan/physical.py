@@ -320,6 +320,7 @@ class Edge:
     """`input`: which input of the receiver it feeds; several edges into one input are a union.
 
     `event_time_of`: an edge before it, into the same input, whose event time comes from the same `withWatermark`.
+    `event_times`: the watermarks that its rows have passed, by number; None if nothing is known of them.
     """
 
     id: EdgeId
@@ -329,6 +330,7 @@ class Edge:
     schema: pa.Schema
     input: int = FIRST_INPUT
     event_time_of: EdgeId | None = None
+    event_times: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tidegate.plan.expressions import Column
-from tidegate.plan.nodes import Filter, Named, Node, Project, Scan
+from tidegate.plan.expressions import Column, Expression
+from tidegate.plan.nodes import Aggregate, AggregateCall, Filter, Named, Node, Project, Scan
 
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 MAX_ROWS_PER_S = "tidegate.maxrowspersecond"
 READ_COLUMNS = "readcolumns"
+# Unlike the empty text, which says that nothing is known: no column is called so.
+NO_COLUMN = "\0"
 CHECKPOINT_INTERVAL_MS = "checkpointintervalms"
 
 
@@ -22,7 +24,7 @@ def with_scan_settings(root: Node, *, checkpoint_interval_ms: float, max_rows_pe
         if scan.format in FILE_FORMATS:
             options[CHECKPOINT_INTERVAL_MS] = str(checkpoint_interval_ms)
             if used is not None and len(used) < len(scan.schema):
-                options[READ_COLUMNS] = "\0".join(scan.schema.names[index] for index in sorted(used))
+                options[READ_COLUMNS] = "\0".join(scan.schema.names[index] for index in sorted(used)) or NO_COLUMN
         if max_rows_per_s is not None:
             options[MAX_ROWS_PER_S] = str(max_rows_per_s)
         return dataclasses.replace(scan, options=options)
@@ -42,16 +44,24 @@ def with_scan_settings(root: Node, *, checkpoint_interval_ms: float, max_rows_pe
 
 
 def _used_below(node: Any, used: frozenset[int] | None) -> frozenset[int] | None:
-    """As Spark prunes: a projection right above the source, or above filters of it, says what is read."""
+    """As Spark prunes: what stands right above the source, or above filters of it, says what is read."""
     match node:
         case Project(columns=columns):
             return _columns_in(columns)
+        case Aggregate(keys=keys, calls=calls):
+            # Where rows are only counted, Spark's projection has no columns and is not in the plan.
+            return _columns_in((*keys, *(_of_call(call) for call in calls)))
         case Filter(condition=condition):
             return None if used is None else used | _columns_in(condition)
         case Named():
             return used
         case _:
             return None
+
+
+def _of_call(call: AggregateCall) -> tuple[Expression | None, ...]:
+    """What it takes of a row; arguments of DISTINCT are over the distinct values."""
+    return *(call.distinct or call.arguments), call.condition
 
 
 def _columns_in(expression: Any) -> frozenset[int]:

@@ -1,10 +1,12 @@
 """Event time at a gate whose inputs wait for one another: the lowest of what each input has come to.
 
 Within an input an idle channel holds nothing back. A whole input does, idle or ended: its next rows are matched with
-what is kept of the other, which must never be let go on the word of that other alone.
+what is kept of the other, which must never be let go on the word of that other alone. An input without event time
+holds nothing back.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from tidegate.model.ids import ChannelId, EdgeId
 from tidegate.protocol.watermarks import (
@@ -16,6 +18,9 @@ from tidegate.protocol.watermarks import (
     GateWatermarks,
     WatermarkAction,
 )
+
+# In place of an input's number: its rows have passed no watermark.
+NO_EVENT_TIME: Final = -1
 
 
 class InputWatermarks:
@@ -30,7 +35,7 @@ class InputWatermarks:
         current_ms: int = MIN_WATERMARK_MS,
         event_time_of: Mapping[EdgeId, EdgeId] = {},
     ) -> None:
-        """`inputs`: which input each edge feeds."""
+        """`inputs`: which input each edge feeds, or `NO_EVENT_TIME`; one at least has event time."""
         all_channels = list(channels)
         self._inputs: dict[int, GateWatermarks] = {}
         for number in sorted(set(inputs.values())):
@@ -84,7 +89,7 @@ class InputWatermarks:
         if is_idle != self._is_idle:
             self._is_idle = is_idle
             actions.append(BecomeIdle() if is_idle else BecomeActive())
-        lowest_ms = min(each.current_ms for each in self._inputs.values())
+        lowest_ms = min(each.current_ms for number, each in self._inputs.items() if number != NO_EVENT_TIME)
         if lowest_ms > self._current_ms:
             self._current_ms = lowest_ms
             actions.append(Advance(lowest_ms))

@@ -2,16 +2,17 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from tidegate.connectors.contract import SinkWriter
 from tidegate.connectors.registry import open_sink, open_source
 from tidegate.model.clock import Clock
-from tidegate.model.ids import ChannelId, Generation, Sequence, SlotIndex, TaskId, VertexId, range_of
+from tidegate.model.ids import ChannelId, EdgeId, Generation, Sequence, SlotIndex, TaskId, VertexId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import OpenCalls, TaskContext, UserCode
-from tidegate.plan.nodes import JoinEventTime
+from tidegate.plan.nodes import JoinEventTime, OutputMode
 from tidegate.plan.physical import (
     ConnectSpec,
     Edge,
@@ -24,6 +25,7 @@ from tidegate.plan.physical import (
 )
 from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
 from tidegate.protocol.debloat import Debloat, WindowBounds
+from tidegate.protocol.input_watermarks import NO_EVENT_TIME
 from tidegate.protocol.rescale import connections
 from tidegate.protocol.windows import MostAhead
 from tidegate.worker.gate import Gate, RecoveredWatermarks
@@ -35,6 +37,7 @@ from tidegate.worker.source_head import SourceHead
 from tidegate.worker.state_backends import StateBackends
 from tidegate.worker.task import SLICE_TARGET_MS, Task
 from tidegate.worker.task_reports import TaskListener
+from tidegate.worker.whole_result import WholeResultWriter
 
 log = logging.getLogger("tidegate")
 
@@ -117,10 +120,12 @@ class TaskBuilder:
         for position, operator in enumerate(operators):
             operator.open(context, restored.sections.get(position, []))
             self.undo.callback(_close_what_was_opened, operator.close)
-        sink = None
+        sink: SinkWriter | None = None
         if vertex.sink is not None:
             sink = open_sink(vertex.sink).writer(task=id, generation=self.generation)
             self.undo.callback(_close_what_was_opened, sink.close)
+            if vertex.sink.mode is OutputMode.COMPLETE:
+                sink = WholeResultWriter(sink, operators, vertex.sink.schema)
         incoming = [edge for edge in plan.edges if edge.receiver == vertex.id]
         outgoing = [edge for edge in plan.edges if edge.sender == vertex.id]
         return Task(
@@ -165,7 +170,7 @@ class TaskBuilder:
             guarantee=self.settings.guarantee,
             watermarks=RecoveredWatermarks(progress.channel_watermarks(), progress.input_watermark_ms),
             debloat=debloat,
-            waiting_inputs={edge.id: edge.input for edge in edges} if _inputs_wait(vertex) else None,
+            waiting_inputs=waiting_inputs(vertex, edges),
             event_time_of={edge.id: edge.event_time_of for edge in edges if edge.event_time_of is not None},
         )
 
@@ -204,10 +209,17 @@ class TaskBuilder:
         return EdgeOutput(channels, edge.partitioning, max_parallelism=self.settings.plan.max_parallelism)
 
 
-def _inputs_wait(vertex: Vertex) -> bool:
-    """Rows of a join are let go by event time, which must have come as far on both sides."""
+def waiting_inputs(vertex: Vertex, edges: Iterable[Edge]) -> dict[EdgeId, int] | None:
+    """Which edges wait together for which others; None if each of them holds back by itself, as long as it has rows."""
     head = vertex.operators[0] if vertex.operators else None
-    return isinstance(head, StreamJoinSpec) and head.event_time is JoinEventTime.OF_BOTH_SIDES
+    if isinstance(head, StreamJoinSpec) and head.event_time is JoinEventTime.OF_BOTH_SIDES:
+        # Rows of a join are let go by event time, which must have come as far on both sides.
+        return {edge.id: edge.input for edge in edges}
+    event_times = {edge.id: edge.event_times for edge in edges}
+    if len(set(event_times.values())) < 2 or None in event_times.values():
+        return None
+    numbers = {known: number for number, known in enumerate(dict.fromkeys(event_times.values()))}
+    return {edge: numbers[known] if known else NO_EVENT_TIME for edge, known in event_times.items()}
 
 
 def _sizer_for(vertex: Vertex) -> SliceSizer:
