@@ -314,6 +314,7 @@ def test_more_partitions_than_files_may_be_open_are_all_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_sink, "_MOST_OPEN_FILES", 3)
+    monkeypatch.setattr(file_sink, "_MOST_GATHERED_BYTES", 20)
     sink = sink_of("parquet", tmp_path, partitionBy="text")
     writer = sink.writer(task=FIRST, generation=Generation(1))
     for _ in range(2):

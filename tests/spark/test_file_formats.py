@@ -4,6 +4,7 @@ import gzip
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.json_texts import texts
+from tidegate.connectors.memory import read_memory_table
 from tidegate.model.errors import OptionError, UserError
 
 pytestmark = pytest.mark.spark
@@ -110,6 +113,32 @@ def test_malformed_records_are_dropped_by_what_the_query_reads(spark: SparkSessi
         run(spark.readStream.csv(str(tmp_path / "in"), **source).select(*columns), folder)
         expected = rows_of(spark.read.csv(str(tmp_path / "in"), **source).select(*columns))
         assert rows_of(spark.read.parquet(str(folder / "out"))) == expected, columns
+
+
+@pytest.mark.parametrize("format_", ["csv", "json"])
+def test_malformed_records_count_where_the_query_reads_no_column(
+    spark: SparkSession, tmp_path: Path, format_: str
+) -> None:
+    lines = {
+        "csv": ["1,x,1.5", "2,y,bad", "", "3,z", "bad,u,2.5", "4,v,3.5,more", "5,w,4.5"],
+        "json": ['{"a": 1}', '{"a": "x"}', "", '[{"a": 1}, {"d": "y"}]', '{"a": 1', "{}", '{"s": 1}', "null", "7"],
+    }
+    write_lines(tmp_path / "in" / "day=1" / f"a.{format_}", lines[format_])
+    counts: dict[str, Callable[[DataFrame], DataFrame]] = {
+        "all": lambda df: df.groupBy().agg(F.count("*").alias("n")),
+        "behind a filter": lambda df: df.where("d is null").groupBy().agg(F.count("*").alias("n")),
+        "by folder": lambda df: df.groupBy("day").agg(F.count("*").alias("n")),
+    }
+    for mode in ("PERMISSIVE", "DROPMALFORMED"):
+        for name, counted in counts.items():
+            path, table = str(tmp_path / "in"), f"counted_{format_}_{mode}_{name.replace(' ', '_')}"
+            schema, options = "a long, s string, d double, day int", {"mode": mode}
+            stream = spark.readStream.schema(schema).options(**options).format(format_).load(path)
+            writer = tg.writeStream(counted(stream)).format("memory").queryName(table).outputMode("complete")
+            assert writer.trigger(availableNow=True).start().awaitTermination(60)
+            expected = counted(spark.read.schema(schema).options(**options).format(format_).load(path)).collect()
+            found = [tuple(row.values()) for row in read_memory_table(table).to_pylist()]
+            assert found == [tuple(row) for row in expected], (mode, name)
 
 
 def test_text_lines_and_partition_folders_are_read_as_spark_reads_them(spark: SparkSession, tmp_path: Path) -> None:

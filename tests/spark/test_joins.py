@@ -302,6 +302,20 @@ def test_a_table_that_is_too_large_is_refused_where_spark_may_not_ingest_the_joi
         writer.option("ingest", "native").start()
 
 
+def test_a_table_that_is_too_large_is_not_brought_to_the_driver_and_its_join_is_left_to_spark(
+    spark: SparkSession, folder: Path, table: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(df: DataFrame) -> None:
+        raise AssertionError("the table was collected")
+
+    monkeypatch.setattr(catalyst_joins, "STATIC_TABLE_LIMIT_BYTES", 100)
+    monkeypatch.setattr(type(table), "toArrow", refuse)
+    stream = side(spark.readStream.schema(SCHEMA).parquet(str(folder / "a")), "a")
+    condition = F.expr("ak = id")
+    expected = rows_of(batches(spark, folder)[0].join(table, condition).collect())
+    assert ran(stream.join(table, condition), 2) == expected
+
+
 def test_all_rows_of_a_table_cannot_be_asked_for(spark: SparkSession, folder: Path, table: DataFrame) -> None:
     stream = side(spark.readStream.schema(SCHEMA).parquet(str(folder / "a")), "a")
     with pytest.raises(UnsupportedPlan):

@@ -55,3 +55,27 @@ def test_the_parquet_sink_refuses_intervals_wherever_they_are(tmp_path: Path) ->
     schema = pa.schema([("waits", pa.list_(pa.struct([("long", pa.duration("us"))])))])
     with pytest.raises(OptionError, match="'waits'"):
         from_node(Sink("parquet", {"path": str(tmp_path)}, schema))
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "values"),
+    [
+        (pa.large_list(pa.int32()), pa.list_(pa.int64()), [[1, None], None, [], [3]]),
+        (pa.list_(pa.int32(), 2), pa.list_(pa.int64()), [[1, None], None, [3, 4]]),
+        (pa.large_list(pa.list_(pa.string_view(), 1)), pa.list_(pa.list_(pa.string())), [[["a"], None], None, []]),
+        (pa.list_(pa.struct([("Y", pa.large_string())]), 1), pa.list_(POINT), [[{"x": None, "y": "a"}], None]),
+        (pa.large_string(), pa.string(), ["a", None, ""]),
+        (pa.string_view(), pa.string(), ["a", None, "longer than twelve letters"]),
+        (pa.large_binary(), pa.binary(), [b"a", None]),
+        (pa.binary_view(), pa.binary(), [b"a", None, b"longer than twelve letters"]),
+        (pa.binary(2), pa.binary(), [b"ab", None, b"cd"]),
+    ],
+)
+def test_how_arrow_laid_out_a_column_in_memory_changes_nothing(
+    tmp_path: Path, stored: pa.DataType, wanted: pa.DataType, values: list[object]
+) -> None:
+    if wanted == pa.list_(POINT):
+        column = pa.array([[{"Y": "a"}], None], stored)
+    else:
+        column = pa.array(values, stored)
+    assert read(tmp_path, column, wanted) == values

@@ -28,6 +28,7 @@ from tidegate.api.savepoints import SavepointPlace
 from tidegate.api.sinks import KNOW_THEIR_LOCATION, ChosenSink, attach, choose_sink, detach, staging_folder_of
 from tidegate.api.tables import open_table
 from tidegate.api.trial import current_trial
+from tidegate.connectors.console import Spelling
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.registry import open_source
 from tidegate.connectors.staged_sink import FOREACH, FOREACH_BATCH
@@ -42,6 +43,7 @@ from tidegate.plan.physical import JobPlan
 from tidegate.plan.scan_settings import with_scan_settings
 from tidegate.spark.bounded import check_bounded_output
 from tidegate.spark.catalyst import check_output_mode, require_classic
+from tidegate.spark.catalyst_text import java_digits
 from tidegate.spark.epochs import Foreach, ForeachBatch, foreach, foreach_batch
 from tidegate.spark.events import QueryIdentity, SparkEvents
 from tidegate.spark.launch import HOST_OF_EXECUTOR, SparkLauncher, package_versions
@@ -55,6 +57,7 @@ from tidegate.spark.session import (
     release_slots,
     use_driver_interpreter,
 )
+from tidegate.spark.zones import zone_rules
 from tidegate.storage.store import local_path, open_store
 from tidegate.worker.settings import SlotSettings
 
@@ -535,6 +538,9 @@ def _settled(sink: Sink, location: str, *, zone: str) -> Sink:
     """Options that must mean the same in every process: slots run in folders of their own."""
     if sink.format in KNOW_THEIR_LOCATION:
         return dataclasses.replace(sink, options={**sink.options, "checkpointLocation": location})
+    if sink.format == "console":
+        spelling = Spelling(zone_rules(zone), java_digits())
+        return dataclasses.replace(sink, options={**sink.options, **spelling.options()})
     if sink.format not in _FILE_SINKS:
         return sink
     settled = dict(sink.options)

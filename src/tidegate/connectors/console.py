@@ -6,7 +6,7 @@ A writer keeps no more rows than will be shown, unless they have an order; the r
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -17,9 +17,13 @@ from tidegate.connectors.options import Options
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan import nodes
+from tidegate.plan.expressions import Cast, Column
+from tidegate.plan.kernels import compile_expression
 from tidegate.plan.kernels.row_order import ordered
+from tidegate.plan.parsing.java_doubles import Digits
+from tidegate.plan.zones import UTC, ZoneRules
 from tidegate.protocol.commit import CommitPermit
-from tidegate.storage.decoding import from_msgpack
+from tidegate.storage.decoding import from_json, from_msgpack
 
 _DEFAULT_TRUNCATE = 20
 _RULE = "-" * 43
@@ -32,6 +36,21 @@ class _Committable(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """What Spark's own `show` would go by: the zone of the session, and how its Java prints a double."""
+
+    zone: ZoneRules = UTC
+    digits: Digits = Digits.SHORTEST
+
+    def options(self) -> dict[str, str]:
+        """As options of the sink, which `from_node` reads."""
+        return {"sessionZoneRules": msgspec.json.encode(self.zone).decode(), "javaDigits": self.digits.value}
+
+
+DEFAULT_SPELLING = Spelling()
+
+
+@dataclass(frozen=True, slots=True)
 class ConsoleSink:
     """`truncate` is the widest a cell may get; None shows cells whole."""
 
@@ -39,6 +58,7 @@ class ConsoleSink:
     shown_rows: int
     truncate: int | None
     order: nodes.RowOrder | None = None
+    spelling: Spelling = DEFAULT_SPELLING
 
     def prepare_location(self) -> None:
         """The terminal is always there."""
@@ -51,8 +71,16 @@ class ConsoleSink:
 
 
 def from_node(node: nodes.Sink) -> ConsoleSink:
-    options = Options(node.options, owner="console sink", known=("numRows", "truncate"))
-    return ConsoleSink(node.schema, options.positive("numRows", default=20), _truncate(options), node.order)
+    known = ("numRows", "truncate", *DEFAULT_SPELLING.options())
+    options = Options(node.options, owner="console sink", known=known)
+    shown_rows = options.positive("numRows", default=20)
+    return ConsoleSink(node.schema, shown_rows, _truncate(options), node.order, _spelling(options))
+
+
+def _spelling(options: Options) -> Spelling:
+    default = DEFAULT_SPELLING.options()
+    rules, digits = (options.text(name, default=default[name]) for name in ("sessionZoneRules", "javaDigits"))
+    return Spelling(from_json(rules, ZoneRules), Digits(digits))
 
 
 def _truncate(options: Options) -> int | None:
@@ -124,18 +152,20 @@ class ConsoleCommitter:
         if self._sink.order is not None:
             rows = ordered(rows, self._sink.order)
             total_rows = rows.num_rows
-        text = render_table(rows.slice(0, self._sink.shown_rows), truncate=self._sink.truncate)
+        shown = rows.slice(0, self._sink.shown_rows)
+        text = render_table(shown, truncate=self._sink.truncate, spelling=self._sink.spelling)
         if total_rows > self._sink.shown_rows:
             rows_word = "row" if self._sink.shown_rows == 1 else "rows"
             text += f"only showing top {self._sink.shown_rows} {rows_word}\n"
         return text
 
 
-def render_table(rows: pa.Table, *, truncate: int | None) -> str:
+def render_table(rows: pa.Table, *, truncate: int | None, spelling: Spelling = DEFAULT_SPELLING) -> str:
     """As `DataFrame.show` draws it: right-aligned when truncating, left-aligned when not."""
+    spelled = [_spelled(column.combine_chunks(), spelling) for column in rows.columns]
     columns = [
-        [field.name, *(_cell(value, field.type) for value in rows.column(i).to_pylist())]
-        for i, field in enumerate(rows.schema)
+        [name, *(_cell(value, column.type) for value in column.to_pylist())]
+        for name, column in zip(rows.schema.names, spelled, strict=True)
     ]
     cells = [[_shorten(cell, truncate) for cell in column] for column in columns]
     widths = [max(3, *map(len, column)) for column in cells]
@@ -157,16 +187,36 @@ def _shorten(cell: str, truncate: int | None) -> str:
     return cell[:truncate] if truncate < 4 else cell[: truncate - 3] + "..."
 
 
+def _spelled(column: pa.Array, spelling: Spelling) -> pa.Array:
+    """The column with texts in place of floats and times, also inside of arrays, maps and structs."""
+    target = _with_texts(column.type)
+    if target == column.type:
+        return column
+    cast = Cast(Column(0, "value", column.type), target, False, spelling.zone.name, spelling.zone, spelling.digits)
+    return compile_expression(cast)(pa.RecordBatch.from_arrays([column], ["value"]))
+
+
+def _with_texts(type_: pa.DataType) -> pa.DataType:
+    is_type = pa.types
+    if is_type.is_floating(type_) or is_type.is_timestamp(type_) or is_type.is_date(type_):
+        return pa.string()
+    if is_type.is_map(type_):
+        return pa.map_(_with_texts(type_.key_type), _with_texts(type_.item_type))
+    if is_type.is_list(type_):
+        return pa.list_(_with_texts(type_.value_type))
+    if is_type.is_struct(type_):
+        return pa.struct([field.with_type(_with_texts(field.type)) for field in type_])
+    return type_
+
+
 def _cell(value: Any, kind: pa.DataType) -> str:
     match value:
         case None:
             return "NULL"
         case bool():
             return "true" if value else "false"
-        case datetime():
-            return _timestamp(value)
-        case date():
-            return value.isoformat()
+        case Decimal():
+            return f"{value:f}"
         case bytes():
             return "[" + " ".join(f"{byte:02X}" for byte in value) + "]"
         case dict():
@@ -178,8 +228,3 @@ def _cell(value: Any, kind: pa.DataType) -> str:
             return "[" + ", ".join(_cell(item, kind.value_type) for item in value) + "]"
         case _:
             return str(value)
-
-
-def _timestamp(value: datetime) -> str:
-    text = value.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{text}.{value.microsecond:06d}".rstrip("0") if value.microsecond else text

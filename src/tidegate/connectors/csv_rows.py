@@ -37,6 +37,9 @@ class CsvColumns:
 
     def parse(self, lines: pa.Array) -> Parsed:
         lines = lines.filter(pc.not_equal(pc.utf8_trim(lines, _BLANKS), ""))
+        if not self.names or (len(self.schema) == 0 and not self.counts_words):
+            # Spark does not look into a line of which it reads nothing.
+            return Parsed([], None, lines)
         pieces = []
         at = 0
         for is_plain, count in runs(self._is_plain(lines)):

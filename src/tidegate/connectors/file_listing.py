@@ -3,8 +3,6 @@
 With Spark's rules for hidden names and for folders named `key=value`. Lists; never opens, changes or removes a file.
 """
 
-import fnmatch
-import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +11,10 @@ from urllib.parse import unquote
 
 import msgspec
 
+from tidegate.connectors.hadoop_glob import check_pattern, glob_regex, has_marks, matched_part, matching_paths
 from tidegate.model.errors import OptionError
 
+_SPARK_METADATA = "_spark_metadata"
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -37,28 +37,40 @@ class Listing:
     is_recursive: bool
     owner: str
 
+    def check(self) -> None:
+        """Raises `OptionError` for a pattern that cannot be understood."""
+        if is_glob(self.path):
+            check_pattern(str(self.path))
+        if self.name_filter is not None:
+            glob_regex(self.name_filter)
+
     def files(self) -> list[FileSplit]:
         """Every visible file, oldest first, then by path."""
-        found = [_stat(path) for root in self._roots() for path in self._below(root)]
+        fits = glob_regex("*" if self.name_filter is None else self.name_filter).fullmatch
+        paths = {path for root in self._roots() for path in self._below(root) if fits(path.name)}
+        found = map(_stat, paths)
         return in_reading_order(split for split in found if split is not None)
 
     def partition_of(self, path: str) -> Mapping[str, str | None]:
         """The columns that the file's folders name, by lower-case name; None for no value."""
         if self.is_recursive:
             return {}
-        for root in self._roots():
-            if root == Path(path) or root in Path(path).parents:
-                return _partition(root, Path(path))
-        return {}
+        # By the names alone: to look for the folders again would cost as much as listing them, for every file.
+        root = matched_part(str(self.path), Path(path)) if is_glob(self.path) else self.path
+        return {} if root is None or not Path(path).is_relative_to(root) else _partition(root, Path(path))
 
     def _roots(self) -> list[Path]:
-        return [Path(match) for match in sorted(glob.glob(str(self.path)))] if is_glob(self.path) else [self.path]
+        if not is_glob(self.path):
+            return [self.path]
+        return [path for path in matching_paths(str(self.path)) if _SPARK_METADATA not in path.parts]
 
     def _below(self, root: Path) -> Iterator[Path]:
         if root.is_file():
-            yield root
+            # Spark asks for the name also where the path itself is the file, but not of a folder that fits a pattern.
+            if not _is_hidden(root.name):
+                yield root
             return
-        if (root / "_spark_metadata").exists():
+        if (root / _SPARK_METADATA).exists():
             raise OptionError(
                 f"{root} was written by Structured Streaming (it has _spark_metadata), which the {self.owner} does "
                 f"not follow yet: copy the committed files to another folder, or name that query's source."
@@ -73,7 +85,7 @@ class Listing:
                 f"The files below {root} of the {self.owner} are partitioned in different ways ({shown}): "
                 f"give each its own path."
             )
-        yield from (path for path in files if self.name_filter is None or _fits(path.name, self.name_filter))
+        yield from files
 
     def _walk(self, folder: Path) -> Iterator[Path]:
         try:
@@ -99,7 +111,7 @@ def in_reading_order(files: Iterable[FileSplit]) -> list[FileSplit]:
 
 def is_glob(path: Path) -> bool:
     # A path that is there as written is meant as written, whatever characters it has.
-    return glob.has_magic(str(path)) and not path.exists()
+    return has_marks(str(path)) and not path.exists()
 
 
 def _partition(root: Path, path: Path) -> dict[str, str | None]:
@@ -114,10 +126,6 @@ def _partition(root: Path, path: Path) -> dict[str, str | None]:
 
 def _is_hidden(name: str) -> bool:
     return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern)
 
 
 def _stat(path: Path) -> FileSplit | None:

@@ -1,31 +1,30 @@
 """Files, exactly once: written under `<path>/_tidegate`, published into `<path>` by rename when committed.
 
-Owns the hidden folder, the names of its own files, and the split of rows into partition folders. It never touches a
-file of anybody else, and never replaces one: every name carries a token that no other writer uses.
+Owns the hidden folder, the names of its own files, and when the rows of a partition folder go into one. It never
+touches a file of anybody else, and never replaces one: every name carries a token that no other writer uses.
 """
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.file_committer import CompactionRule, FileCommitter, FilePlaces
 from tidegate.connectors.options import Options
-from tidegate.connectors.partition_values import folder_name, speller
+from tidegate.connectors.partition_folders import RowsByFolder, rows_by_folder
+from tidegate.connectors.partition_values import speller
 from tidegate.connectors.sink_encodings import EncodedFile, Encoding, sync_file, written_as
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.model.units import parse_size_bytes
-from tidegate.plan.kernels.values import numpy_of
 from tidegate.storage.store import make_folder, sync_folder
 
 # Spark skips names that start with an underscore, so nobody reads what is in here.
@@ -37,6 +36,7 @@ FILE_SINK_OPTIONS = (
 _ROLL_AT_BYTES = 128 << 20
 # Each open file holds a descriptor and a compressor's buffers; the one not written to for longest makes room.
 _MOST_OPEN_FILES = 64
+# Rows of partition folders in memory: the more, the fewer and larger the files of an epoch.
 _MOST_GATHERED_BYTES = 64 << 20
 _DEFAULT_COMPACT_BYTES = 128 << 20
 _DEFAULT_COMPACT_EPOCHS = 10
@@ -81,6 +81,7 @@ class FileSink:
 
 def file_sink(options: Options, encoding: Encoding, schema: pa.Schema, *, what: str) -> FileSink:
     """Reads the options that all sinks of files share."""
+    _check_names(schema, what=what)
     zone = options.text("sessionTimeZone", default="UTC")
     location = options.text("checkpointLocation", default="")
     return FileSink(
@@ -93,6 +94,19 @@ def file_sink(options: Options, encoding: Encoding, schema: pa.Schema, *, what: 
         owner=hashlib.sha256(location.encode()).hexdigest()[:8],
         what=what,
     )
+
+
+def _check_names(schema: pa.Schema, *, what: str) -> None:
+    """Names that differ only in case are one to Spark, also when it reads the files."""
+    seen: dict[str, str] = {}
+    for name in schema.names:
+        other = seen.get(name.lower())
+        if other is not None:
+            twice = f"{name!r} twice" if name == other else f"{other!r} also as {name!r}"
+            raise OptionError(
+                f"The {what} cannot write the column {twice}: give one of them another name with alias() or toDF()."
+            )
+        seen[name.lower()] = name
 
 
 def _partition_columns(options: Options, schema: pa.Schema, *, zone: str, what: str) -> tuple[str, ...]:
@@ -155,7 +169,81 @@ class _HiddenFile:
         self.path.unlink(missing_ok=True)
 
 
+@dataclass(slots=True)
+class _LateFile:
+    """An `EncodedFile` that is there only once it is closed: so any number of them take no descriptor."""
+
+    path: Path
+    schema: pa.Schema
+    encoding: Encoding
+    _gathered: list[pa.RecordBatch] = field(default_factory=list)
+    _is_closed: bool = False
+
+    @property
+    def gathered_bytes(self) -> int:
+        return sum(rows.nbytes for rows in self._gathered)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._gathered.append(rows)
+
+    def flush(self) -> None:
+        """Everything at once, at the end."""
+
+    def size_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        file = self.encoding.open(self.path, self.schema)
+        try:
+            for rows in self._gathered:
+                file.write(rows)
+        finally:
+            file.close()
+        self._gathered, self._is_closed = [], True
+
+
+@dataclass(slots=True)
+class _EndedEpoch:
+    """Its files, and rows that are not yet in them."""
+
+    files: list[_HiddenFile]
+    gathered: RowsByFolder | None
+    hidden_folder: Path
+    _are_durable: bool = False
+    _failure: Exception | None = None
+
+    def make_durable(self) -> None:
+        """Called again if a later checkpoint has the same files: they may be published then, and the folder gone."""
+        if self._are_durable or not self.files:
+            return
+        self._write_gathered()
+        for file in self.files:
+            file.finish()
+        sync_folder(self.hidden_folder)
+        self._are_durable = True
+
+    def _write_gathered(self) -> None:
+        if self._failure is not None:
+            # Some of the rows may be in their files: a second attempt would double them.
+            raise self._failure
+        gathered, self.gathered = self.gathered, None
+        if gathered is None:
+            return
+        # The last file of a folder is the one that was left open for its rows.
+        file_of = {file.folder: file for file in self.files}
+        try:
+            for folder, part in gathered.parts():
+                file_of[folder].file.write(part)
+        except Exception as error:
+            self._failure = error
+            raise
+
+
 class FileSinkWriter:
+    """Rows for partition folders gather in memory: an epoch makes a file for each folder if its rows fit there."""
+
     def __init__(self, sink: FileSink, *, task: TaskId, generation: Generation) -> None:
         self._sink = sink
         self._task = task
@@ -166,61 +254,79 @@ class FileSinkWriter:
         self._files: list[_HiddenFile] = []
         # By folder, the one written to last at the end.
         self._open: dict[str, _HiddenFile] = {}
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
-        for folder, part in split_by_folder(rows, self._sink):
-            file = self._file_for(folder)
-            file.file.write(part)
-            file.rows += part.num_rows
-            if file.file.size_bytes() >= _ROLL_AT_BYTES:
-                self._close(folder)
-        if sum(file.file.gathered_bytes for file in self._open.values()) > _MOST_GATHERED_BYTES:
-            for file in self._open.values():
-                file.file.flush()
+        if not self._sink.partition_by:
+            self._write_into("", rows)
+            return
+        self._gathered.append(rows)
+        self._gathered_bytes += rows.nbytes
+        while self._gathered_bytes > _MOST_GATHERED_BYTES:
+            self._write_largest_folders()
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
         """Encoding what is still gathered and closing the files is left to `make_durable`, off the loop."""
-        files, self._files, self._open = self._files, [], {}
-        committables = [self._committable(file, checkpoint, number) for number, file in enumerate(files)]
-        folder = self._sink.hidden_folder
-        are_durable = not files
-
-        def make_durable() -> None:
-            # Called again if a later checkpoint has the same files: they may be published then, and the folder gone.
-            nonlocal are_durable
-            if are_durable:
-                return
-            for file in files:
-                file.finish()
-            sync_folder(folder)
-            are_durable = True
-
-        return Prepared([msgspec.msgpack.encode(committable) for committable in committables], make_durable)
+        gathered = self._take_gathered()
+        open_late = partial(_LateFile, encoding=self._sink.encoding)
+        for folder, count in gathered.counts().items() if gathered is not None else ():
+            file = self._open.get(folder) or self._new_file(folder, open_late)
+            file.rows += count
+        epoch = _EndedEpoch(self._files, gathered, self._sink.hidden_folder)
+        self._files, self._open = [], {}
+        committables = [self._committable(file, checkpoint, number) for number, file in enumerate(epoch.files)]
+        return Prepared([msgspec.msgpack.encode(committable) for committable in committables], epoch.make_durable)
 
     def close(self) -> None:
         for file in self._files:
             file.drop()
         self._files, self._open = [], {}
+        self._gathered, self._gathered_bytes = [], 0
+
+    def _write_largest_folders(self) -> None:
+        gathered = self._take_gathered()
+        assert gathered is not None, "so much has gathered that it must be written"
+        large, rest = gathered.largest()
+        for folder, part in large.parts():
+            self._write_into(folder, part)
+            if (file := self._open.get(folder)) is not None:
+                file.file.flush()
+        if rest.num_rows:
+            self._gathered, self._gathered_bytes = [rest], rest.nbytes
+
+    def _take_gathered(self) -> RowsByFolder | None:
+        batches, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not batches:
+            return None
+        return rows_by_folder(pa.concat_batches(batches), self._sink.partition_by, zone=self._sink.zone)
+
+    def _write_into(self, folder: str, rows: pa.RecordBatch) -> None:
+        file = self._file_for(folder)
+        file.file.write(rows)
+        file.rows += rows.num_rows
+        if file.file.size_bytes() >= _ROLL_AT_BYTES:
+            self._close(folder)
 
     def _file_for(self, folder: str) -> _HiddenFile:
         file = self._open.pop(folder, None)
         if file is None:
             if len(self._open) >= _MOST_OPEN_FILES:
                 self._close(next(iter(self._open)))
-            file = self._new_file(folder)
+            file = self._new_file(folder, self._sink.encoding.open)
         self._open[folder] = file
         return file
 
     def _close(self, folder: str) -> None:
         self._open.pop(folder).file.close()
 
-    def _new_file(self, folder: str) -> _HiddenFile:
+    def _new_file(self, folder: str, open_file: Callable[[Path, pa.Schema], EncodedFile]) -> _HiddenFile:
         self._opened += 1
         prefix = f"{self._sink.owner}-g{self._generation}-{self._task}-{self._token}"
         path = self._sink.hidden_folder / f"{prefix}-{self._opened}{self._sink.encoding.suffix}"
-        file = _HiddenFile(path, folder, self._sink.encoding.open(path, self._sink.file_schema))
+        file = _HiddenFile(path, folder, open_file(path, self._sink.file_schema))
         self._files.append(file)
         return file
 
@@ -228,33 +334,3 @@ class FileSinkWriter:
         suffix = self._sink.encoding.suffix
         name = f"part-{checkpoint:08d}-{self._task}-g{self._generation}-{number}-{self._token}{suffix}"
         return FileCommittable(file.path.name, f"{file.folder}{name}", checkpoint, file.rows, self._written_as)
-
-
-def split_by_folder(rows: pa.RecordBatch, sink: FileSink) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each partition folder (`day=1/`), without the columns that the folder's name holds."""
-    if not sink.partition_by:
-        yield "", rows
-        return
-    code = np.zeros(rows.num_rows, np.int64)
-    spelled: list[list[str]] = []
-    for name in sink.partition_by:
-        encoded = rows.column(name).dictionary_encode(null_encoding="encode")
-        spell = speller(encoded.dictionary.type, zone=sink.zone)
-        assert spell is not None, "other types are refused before the start"
-        spelled.append([folder_name(name, spell(value)) for value in encoded.dictionary.to_pylist()])
-        code = code * len(spelled[-1]) + numpy_of(encoded.indices)
-    kept = rows.select(sink.file_schema.names)
-    order = np.argsort(code, kind="stable")
-    ordered = kept.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order.astype(np.int64))]))
-    sorted_codes = code[order]
-    starts = np.flatnonzero(np.concatenate([[True], sorted_codes[1:] != sorted_codes[:-1]])).tolist()
-    for start, end in zip(starts, [*starts[1:], rows.num_rows], strict=True):
-        yield _folder(int(sorted_codes[start]), spelled), ordered.slice(start, end - start)
-
-
-def _folder(code: int, spelled: list[list[str]]) -> str:
-    parts: list[Any] = []
-    for names in reversed(spelled):
-        code, at = divmod(code, len(names))
-        parts.insert(0, names[at])
-    return "".join(f"{part}/" for part in parts)

@@ -14,9 +14,11 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows
 from tidegate.connectors.file_listing import FileSplit, Listing, in_reading_order
+from tidegate.connectors.hadoop_glob import has_marks
+from tidegate.connectors.malformed import MayBeMalformed
 from tidegate.connectors.options import Options
 from tidegate.connectors.partition_values import partition_array
-from tidegate.connectors.text_lines import MissingFile
+from tidegate.connectors.text_lines import MissingFile, check_size
 from tidegate.model.clock import Clock, SystemClock
 from tidegate.model.errors import OptionError
 from tidegate.model.units import parse_duration_ms
@@ -155,7 +157,8 @@ def file_source(options: Options, fmt: FileFormat, schema: pa.Schema, *, owner: 
         is_recursive=options.flag("recursiveFileLookup", default=False),
         owner=owner,
     )
-    if not any(letter in str(path) for letter in "*?[") and not path.exists():
+    listing.check()
+    if not has_marks(str(path)) and not path.exists():
         raise OptionError(f"The path {path} of the {owner} does not exist: create it or correct the path.")
     latest_first = options.flag("latestFirst", default=False)
     pace = _pace(options, owner)
@@ -317,6 +320,10 @@ class FileReader:
 
     def _next_rows(self, progress: FileProgress, max_rows: int) -> pa.RecordBatch | None:
         try:
+            if progress.file.size_bytes == 0:
+                # No file of any format to Spark, which passes it over; one that grew since must not be lost.
+                check_size(progress.file.path, 0)
+                return None
             if self._rows is None:
                 self._rows = self._open(progress)
             rows = self._rows.next_rows(max_rows)
@@ -357,8 +364,9 @@ class FileReader:
         columns = pa.schema([c for c in self._source.schema if c.name.lower() not in self._partition])
         read = self._source.read_columns
         wanted = [name for name in columns.names if read is None or name in read]
-        # At least one column, because it is a column that says how many rows there are.
-        wanted = wanted or columns.names[:1]
+        if not wanted and not isinstance(self._source.format, MayBeMalformed):
+            # At least one column, because it is a column that says how many rows there are.
+            wanted = columns.names[:1]
         return self._source.format.open(file, columns, wanted=wanted, first_row=progress.next_row or 0)
 
     def _finish(self, progress: FileProgress) -> None:

@@ -5,6 +5,7 @@ Both text formats parse a block into `Parsed`; what the reader gives out is deci
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,21 @@ class Mode(Enum):
     PERMISSIVE = "permissive"
     DROPMALFORMED = "dropmalformed"
     FAILFAST = "failfast"
+
+
+# Of a column that only says how many rows there are; no column of a query is called so.
+_NOTHING = pa.field("\0", pa.null())
+
+
+@runtime_checkable
+class MayBeMalformed(Protocol):
+    """A format of records that are judged by the columns that are read: where none is, Spark counts them as they are.
+
+    Its rows without columns have one that nobody reads.
+    """
+
+    @property
+    def mode(self) -> Mode: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,8 @@ class Malformed:
             )
         arrays = iter(parsed.columns)
         columns = [self._corrupt(parsed) if field.name == self.column else next(arrays) for field in schema]
+        if not columns:
+            columns, schema = [pa.nulls(len(parsed.records))], pa.schema([_NOTHING])
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         if parsed.bad is not None and self.mode is Mode.DROPMALFORMED:
             return rows.filter(pc.invert(parsed.bad))

@@ -19,7 +19,7 @@ def can_fit(
     """Whether a nested type can be read as another; None if they are not nested alike."""
     if pa.types.is_map(stored) and pa.types.is_map(wanted):
         return can_read(stored.key_type, wanted.key_type) and can_read(stored.item_type, wanted.item_type)
-    if pa.types.is_list(stored) and pa.types.is_list(wanted):
+    if _is_array(stored) and pa.types.is_list(wanted):
         return can_read(stored.value_type, wanted.value_type)
     if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
         positions = _positions(stored, wanted)
@@ -37,7 +37,7 @@ def fit(
     """The column in the wanted type, for types that `can_fit`; `cast` converts what is inside."""
     if pa.types.is_struct(wanted):
         return _fit_struct(column, wanted, cast)
-    lists = lists_of(column)
+    lists = lists_of(_with_usual_offsets(column))
     elements = lists.elements()
     if pa.types.is_map(wanted):
         parts = [cast(elements.field(0), wanted.key_type), cast(elements.field(1), wanted.item_type)]
@@ -55,6 +55,19 @@ def has_intervals(type_: pa.DataType) -> bool:
     if pa.types.is_struct(type_):
         return any(has_intervals(field.type) for field in type_)
     return bool(pa.types.is_duration(type_) or pa.types.is_interval(type_))
+
+
+def _is_array(type_: pa.DataType) -> bool:
+    """Also as Arrow's writers lay arrays out in memory: a file remembers it, and means nothing by it."""
+    # Not list views: Arrow casts them to arrays that are not valid.
+    layouts = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_layout(type_) for is_layout in layouts)
+
+
+def _with_usual_offsets(column: "pa.Array[Any]") -> "pa.Array[Any]":
+    if pa.types.is_list(column.type) or pa.types.is_map(column.type):
+        return column
+    return column.cast(pa.list_(column.type.value_field))
 
 
 def _fit_struct(

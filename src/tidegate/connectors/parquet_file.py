@@ -150,11 +150,14 @@ def _can_read(stored: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _is_string(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+    is_type = pa.types
+    return any(is_layout(type_) for is_layout in (is_type.is_string, is_type.is_large_string, is_type.is_string_view))
 
 
 def _is_binary(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
+    is_type = pa.types
+    layouts = (is_type.is_binary, is_type.is_large_binary, is_type.is_binary_view, is_type.is_fixed_size_binary)
+    return any(is_layout(type_) for is_layout in layouts)
 
 
 def _cast(column: "pa.Array[Any]", wanted: pa.DataType) -> "pa.Array[Any]":

@@ -4,7 +4,7 @@ Every option of Spark's readers that is not in the tables below is refused as un
 Spark's default say so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
@@ -35,6 +35,16 @@ _CSV_DEFAULTS = {
     "inferSchema": "false", "nanValue": "nan", "positiveInf": "inf", "negativeInf": "-inf", "emptyValue": "",
     "unescapedQuoteHandling": "stop_at_delimiter", "maxCharsPerColumn": "-1", "preferDate": "true",
 }  # fmt: skip
+# Settings of the session that change what Spark's readers give: each with the value that these readers follow.
+_RECORD_SETTINGS = {"spark.sql.caseSensitive": "false", "spark.sql.legacy.timeParserPolicy": "CORRECTED"}
+_SETTINGS = {
+    "csv": _RECORD_SETTINGS,
+    "json": {
+        **_RECORD_SETTINGS,
+        "spark.sql.json.enablePartialResults": "true",
+        "spark.sql.legacy.json.allowEmptyString.enabled": "false",
+    },
+}
 # Meaning nothing when the schema is given, as it always is for a stream.
 _CSV_MARKS = ("sep", "delimiter", "quote", "escape", "header", "nullValue")
 
@@ -81,8 +91,22 @@ def csv_from_scan(scan: Scan) -> FileSource:
     return file_source(options, fmt, scan.schema, owner=owner)
 
 
-def check_readable(scan: Scan) -> None:
+def with_session_defaults(options: Mapping[str, str], setting: Callable[[str, str], str]) -> dict[str, str]:
+    """The options of a json or csv source, named in lower case, and the session's word where they are silent.
+
+    `setting` gives a setting of the session by its name, or the default given with it.
+    """
+    corrupt = setting("spark.sql.columnNameOfCorruptRecord", _CORRUPT)
+    # Left out where it says nothing new, so that the source stays the one that older checkpoints know.
+    return dict(options) if corrupt == _CORRUPT else {"columnnameofcorruptrecord": corrupt, **options}
+
+
+def check_readable(scan: Scan, setting: Callable[[str, str], str]) -> None:
     """Raises `UnsupportedPlan` for what Spark's own json and csv readers can do and these cannot."""
+    for name, followed in _SETTINGS[scan.format].items():
+        value = setting(name, followed)
+        if value.lower() != followed.lower():
+            raise UnsupportedPlan(f"The {scan.format} source does not read with {name}={value}: set it to {followed}.")
     owner, defaults, can_read, more = {
         "json": ("json source", _JSON_DEFAULTS, can_convert, ()),
         "csv": ("csv source", _CSV_DEFAULTS, csv_rows.can_read, _CSV_MARKS),

@@ -14,7 +14,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from tidegate.model.errors import UnsupportedPlan
-from tidegate.model.units import format_bytes
 from tidegate.plan.expressions import Call, Expression
 from tidegate.plan.nodes import (
     Deduplicate,
@@ -36,6 +35,7 @@ from tidegate.plan.nodes import (
 from tidegate.spark.catalyst_expressions import Scope, read_expression
 from tidegate.spark.catalyst_trees import ExpressionTree, PlanTree, expression_tree
 from tidegate.spark.catalyst_user_code import session_being_read
+from tidegate.spark.static_tables import collected_rows
 from tidegate.spark.types import to_arrow_type
 
 # The table of a join with a fixed side is sent to every task as a part of the plan, and held by each.
@@ -269,18 +269,7 @@ def _table_rows(plan: Any, schema: pa.Schema) -> bytes:
     rows = _spark("sql.classic.Dataset").ofRows(session._jsparkSession, plan)
     # Names may repeat.
     named = DataFrame(rows, session).toDF(*(str(at) for at in range(len(schema))))
-    table = named.toArrow()
-    if table.nbytes > STATIC_TABLE_LIMIT_BYTES:
-        raise UnsupportedPlan(
-            f"The fixed side of a join has {format_bytes(table.nbytes)} and may have "
-            f"{format_bytes(STATIC_TABLE_LIMIT_BYTES)}: select fewer columns or rows of it, or read it as a stream."
-        )
-    # A timestamp comes in the session's zone.
-    columns = [column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)]
-    target = pa.BufferOutputStream()
-    with pa.ipc.new_stream(target, schema) as stream:
-        stream.write_table(pa.Table.from_arrays(columns, schema=schema))
-    return bytes(target.getvalue())
+    return collected_rows(named, schema, limit_bytes=STATIC_TABLE_LIMIT_BYTES)
 
 
 def _event_time(plan: Any, read: ReadNode) -> _EventTimeColumn | None:

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import SparkContext
 
-from tidegate.connectors.text_sources import check_readable
+from tidegate.connectors.text_sources import check_readable, with_session_defaults
 from tidegate.model.errors import OptionError, UnsupportedPlan
 from tidegate.plan.nodes import Scan
 from tidegate.spark.python_sources import is_python_relation, read_python_relation
@@ -30,9 +30,10 @@ def read_file_relation(relation: Any, schema: pa.Schema) -> Scan:
         raise OptionError(f"The {format_name} source has no path: give one to spark.readStream.{format_name}(...).")
     options["path"] = _qualified(options["path"])
     options["sessiontimezone"] = str(_session_conf().sessionLocalTimeZone())
-    scan = Scan(format_name, options, schema)
-    if format_name in ("json", "csv"):
-        check_readable(scan)
+    if format_name not in ("json", "csv"):
+        return Scan(format_name, options, schema)
+    scan = Scan(format_name, with_session_defaults(options, _setting), schema)
+    check_readable(scan, _setting)
     return scan
 
 
@@ -58,6 +59,10 @@ def _lower_keys(options: dict[str, str]) -> dict[str, str]:
 
 def _java_map(scala_map: Any) -> dict[str, str]:
     return dict(_jvm().scala.jdk.javaapi.CollectionConverters.asJava(scala_map))
+
+
+def _setting(name: str, default: str) -> str:
+    return str(_session_conf().getConfString(name, default))
 
 
 def _session_conf() -> Any:

@@ -1,0 +1,105 @@
+"""What the sinks of files refuse before the start, and how many files they make."""
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conformance.test_file_formats import sink_of, visible_files
+from tidegate.connectors import file_sink
+from tidegate.connectors.partition_folders import RowsByFolder, rows_by_folder
+from tidegate.model.errors import OptionError
+from tidegate.model.ids import CheckpointId, Generation
+from tidegate.testing.sink_suite import FIRST, SCHEMA, permit, prepare
+
+
+@pytest.mark.parametrize("format_", ["parquet", "json", "csv"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(("id", "id"), "the column 'id' twice: give one"), (("id", "ID"), "the column 'id' also as 'ID': give one")],
+)
+def test_two_columns_of_one_name_are_refused_by_the_name(
+    tmp_path: Path, format_: str, names: tuple[str, str], message: str
+) -> None:
+    schema = pa.schema([(names[0], pa.int64()), ("text", pa.string()), (names[1], pa.int64())])
+    with pytest.raises(OptionError, match=message):
+        sink_of(format_, tmp_path, schema)
+
+
+def partitioned_rows(count: int, partitions: int) -> pa.RecordBatch:
+    texts = [f"p{i % partitions}" for i in range(count)]
+    return pa.record_batch([pa.array(range(count), pa.int64()), pa.array(texts, pa.string())], schema=SCHEMA)
+
+
+def written_ids(folder: Path) -> dict[str, list[int]]:
+    """The ids below each folder, in the order of its files."""
+    ids: dict[str, list[int]] = {}
+    for path in visible_files(folder):
+        ids.setdefault(path.parent.name, []).extend(pq.ParquetFile(path).read().column("id").to_pylist())
+    return ids
+
+
+def test_an_epoch_makes_one_file_for_each_partition_whatever_the_slices(tmp_path: Path) -> None:
+    sink = sink_of("parquet", tmp_path, partitionBy="text")
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    for _ in range(4):
+        writer.write(partitioned_rows(600, 100))
+    committables = prepare(writer, 1)
+    assert len(committables) == 100
+    sink.committer().commit(committables, permit(1))
+    per_slice = {f"text=p{p}": list(range(p, 600, 100)) for p in range(100)}
+    assert written_ids(tmp_path) == {folder: ids * 4 for folder, ids in per_slice.items()}
+
+
+@pytest.mark.parametrize("format_", ["parquet", "json", "csv"])
+def test_rows_beyond_memory_go_to_the_largest_folders_first_and_none_is_lost(
+    tmp_path: Path, format_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_sink, "_MOST_GATHERED_BYTES", 20_000)
+    monkeypatch.setattr(file_sink, "_MOST_OPEN_FILES", 3)
+    sink = sink_of(format_, tmp_path, partitionBy="text")
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    skewed = pa.concat_batches([partitioned_rows(1000, 1), partitioned_rows(50, 10)])
+    for _ in range(6):
+        writer.write(skewed)
+        assert writer._gathered_bytes <= 20_000  # type: ignore[attr-defined]
+        assert len(writer._open) <= 3  # type: ignore[attr-defined]
+    committables = prepare(writer, 1)
+    assert len(committables) < 20, "small folders wait in memory until the epoch ends"
+    sink.committer().commit(committables, permit(1))
+    rows = Counter(path.parent.name for path in visible_files(tmp_path) for _ in rows_in(format_, path))
+    assert rows == Counter({"text=p0": 6 * 1005, **{f"text=p{p}": 30 for p in range(1, 10)}})
+
+
+def rows_in(format_: str, path: Path) -> list[object]:
+    return pq.ParquetFile(path).read().to_pylist() if format_ == "parquet" else list(path.read_text().splitlines())
+
+
+def test_rows_that_could_not_be_written_at_the_end_of_an_epoch_never_count_as_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_of("parquet", tmp_path, partitionBy="text")
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    writer.write(partitioned_rows(10, 2))
+    prepared = writer.prepare(CheckpointId(1))
+
+    def fails(_: RowsByFolder) -> object:
+        raise OSError("No space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RowsByFolder, "parts", fails)
+        with pytest.raises(OSError, match="No space left"):
+            prepared.make_durable()
+    with pytest.raises(OSError, match="No space left"):
+        prepared.make_durable()
+
+
+def test_many_values_in_many_partition_columns_keep_their_folders_apart() -> None:
+    count = 7000
+    columns = {f"k{c}": pa.array([f"{i * (c + 1) % count}" for i in range(count)]) for c in range(6)}
+    rows = pa.RecordBatch.from_pydict({**columns, "id": pa.array(range(count), pa.int64())})
+    split = rows_by_folder(rows, list(columns), zone="UTC")
+    found = {part.column("id")[0].as_py(): folder for folder, part in split.parts()}
+    assert found == {i: "".join(f"k{c}={i * (c + 1) % count}/" for c in range(6)) for i in range(count)}
