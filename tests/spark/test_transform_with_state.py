@@ -18,7 +18,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import tidegate as tg
 from tidegate.connectors.memory import read_memory_table
-from tidegate.model.errors import UserCodeFailure
+from tidegate.model.errors import IncompatibleCheckpoint, UserCodeFailure
 
 pytestmark = pytest.mark.spark
 
@@ -405,3 +405,40 @@ def test_a_processor_that_cannot_be_closed_either_does_not_end_its_slot(spark: S
     df = counted(stream(spark, tmp_path / "in"), Noting(tmp_path, "it", fails_in="rows", raises_in_close=True))
     assert rows_of(df) == Counter({("a", 2): 1, ("b", 2): 1, ("c", 1): 1})
     assert (tmp_path / "failed").exists() and (tmp_path / "closed it").exists()
+
+
+class OfAVersion(StatefulProcessor):
+    """Counts in the state `kept`, and in `s` if its schema is given."""
+
+    def __init__(self, schema: str | None) -> None:
+        self.schema = schema
+
+    def init(self, handle: Any) -> None:
+        self.kept = handle.getValueState("kept", "n long")
+        self.s = None if self.schema is None else handle.getValueState("s", self.schema)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = (self.kept.get() or (0,))[0] + sum(1 for _ in rows)
+        self.kept.update((n,))
+        if self.s is not None:
+            self.s.update((n,))
+        yield Row(k=key[0], n=n)
+
+    def close(self) -> None:
+        return
+
+
+def test_a_state_that_one_version_left_out_does_not_come_back_with_another_type(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def run(schema: str | None) -> None:
+        put(tmp_path / "in", [("a", 0, 1)])
+        writer = tg.writeStream(counted(stream(spark, tmp_path / "in"), OfAVersion(schema))).format("noop")
+        query = writer.option("checkpointLocation", tmp_path / "chk").option("parallelism", 2)
+        assert query.trigger(availableNow=True).start().awaitTermination(90)
+
+    for schema in ("n long", None, None):
+        run(schema)
+    with pytest.raises(IncompatibleCheckpoint, match="has state 's' as"):
+        run("n string")
+    run("n long")

@@ -107,3 +107,18 @@ def test_a_cluster_is_called_as_it_is_written(
     monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connect, raising=False)
     HadoopFiles.connect(location)
     assert seen == [connected]
+
+
+def test_the_folder_of_a_checkpoint_goes_with_its_last_file_and_others_stay(tmp_path: Path) -> None:
+    """A listing asks for every folder, and a job makes one for each checkpoint."""
+    store = HadoopFiles("hdfs://test/chk", hdfs_in(tmp_path), "/chk")
+    for path in ("checkpoints/1-g1/0.state", "checkpoints/1-g1/manifest.json", "shared/1-g1-s0.channels"):
+        store.put(path, b"x")
+    store.delete("checkpoints/1-g1/0.state")
+    assert store.list() == ["checkpoints/1-g1/manifest.json", "shared/1-g1-s0.channels"]
+    store.delete("checkpoints/1-g1/manifest.json")
+    store.delete("shared/1-g1-s0.channels")
+    left = sorted(path.name for path in tmp_path.rglob("*"))
+    assert "1-g1" not in left and "shared" in left, left
+    store.put("checkpoints/1-g1/0.state", b"again")
+    assert store.read("checkpoints/1-g1/0.state") == b"again"

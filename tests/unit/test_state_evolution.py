@@ -5,13 +5,14 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from tidegate.coordinator.state_evolution import check_states
+from tidegate.coordinator.state_evolution import check_states, left_out_states, with_left_out
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.operators.described import describe_plan
 from tidegate.plan.lower import fingerprint, lower
 from tidegate.plan.matching import match_stored
 from tidegate.plan.nodes import DeclaredState, Scan, Sink, StateShape, TransformWithState
 from tidegate.plan.physical import JobPlan
+from tidegate.storage.stored_plan import StoredPlan
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 N = pa.field("n", pa.int64())
@@ -91,3 +92,31 @@ def test_a_ttl_is_neither_added_nor_taken_away(had_ttl: bool) -> None:
     before, now = ("with", "without") if had_ttl else ("without", "with")
     assert f"{before} a TTL, and the query opens it {now} a TTL" in refused(old, new)
     check(old, replace(value(N, pa.field("last", pa.string())), has_ttl=had_ttl))
+
+
+def goes_on(stored: StoredPlan, *states: DeclaredState, deleted: tuple[str, ...] = ()) -> StoredPlan:
+    """The query's next version, with these states, from a checkpoint of the one before; what its checkpoints say."""
+    node = TransformWithState(Scan("rate", {}, SCHEMA), 1, b"p", SCHEMA, states=states, deleted=deleted)
+    plan = lower(node, Sink("noop", {}, SCHEMA), parallelism=1, max_parallelism=16)
+    match = match_stored(plan, fingerprint(plan), stored=fingerprint(planned()), stored_names={})
+    assert match is not None
+    check_states("Checkpoint 7", plan, match, stored)
+    return with_left_out(describe_plan(plan), left_out_states(plan, match, stored))
+
+
+def test_a_state_that_a_version_left_out_is_still_known_by_its_type() -> None:
+    """Its values stay stored: declared again as something else, they would be read as that."""
+    first = goes_on(describe_plan(planned()), value(N))
+    second = goes_on(first, value(N, name="other"))
+    third = goes_on(second, value(N, name="other"))
+    with pytest.raises(IncompatibleCheckpoint, match="has state 'count' as"):
+        goes_on(third, value(pa.field("n", pa.string())))
+    again = goes_on(third, value(N))
+    assert [state.name for state in again.operators[0].left_out] == ["other"]
+
+
+def test_a_state_that_a_version_deleted_may_come_back_as_something_else() -> None:
+    first = goes_on(describe_plan(planned()), value(N))
+    second = goes_on(first, deleted=("count",))
+    assert second.operators[0].left_out == []
+    goes_on(second, value(pa.field("n", pa.string())))

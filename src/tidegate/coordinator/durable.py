@@ -11,14 +11,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
 from tidegate.coordinator.compatibility import NotRestored, check_backend, check_fits, check_is_restored
 from tidegate.coordinator.orphans import find_orphans, remove, remove_claimed
 from tidegate.coordinator.rolling_back import RollingBack, output_of
+from tidegate.coordinator.state_evolution import left_out_states, with_left_out
 from tidegate.coordinator.used_files import UsedFiles
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan.matching import PlanMatch
+from tidegate.plan.parts import Place
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import permit_logged
 from tidegate.protocol.recovery import (
@@ -54,6 +58,7 @@ from tidegate.storage.job_log import (
 from tidegate.storage.manifests import Manifest, check_content, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
+from tidegate.storage.stored_plan import UserState
 from tidegate.worker.restoring import read_source_states, stored_places, stored_sections
 
 log = logging.getLogger("tidegate")
@@ -136,6 +141,7 @@ class DurableJob:
         self._files: dict[CheckpointId, frozenset[str]] = {}
         self._pending: frozenset[CheckpointId] = frozenset()
         self._generation = Generation(0)
+        self._left_out: dict[Place, list[UserState]] = {}
         self._log = JobLog(store, driver=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
 
     # -- a generation's beginning
@@ -187,6 +193,7 @@ class DurableJob:
         place = self._place_of(chosen)
         try:
             match = self._match(place, manifest)
+            self._left_out = left_out_states(self._plan, match, manifest.plan)
             source_states = read_source_states(place, manifest, self._plan, match)
         except Damaged as error:
             self.note_damage(chosen.checkpoint, str(error))
@@ -208,6 +215,7 @@ class DurableJob:
         store = self._open_location(root)
         manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
         match = self._match(store, manifest)
+        self._left_out = left_out_states(self._plan, match, manifest.plan)
         if self._settings.restore_mode is RestoreMode.CLAIM:
             self._claim(manifest.checkpoint, root, path)
         return GenerationBasis(
@@ -335,6 +343,8 @@ class DurableJob:
     def complete(self, manifest: Manifest, *, location: str | None = None) -> str:
         """Write the manifest, then the log entry: from that moment the checkpoint exists. Gives its full path."""
         check_content(sum(len(file.content) for file in manifest.slots if file.content is not None))
+        if self._left_out and manifest.plan is not None:
+            manifest = msgspec.structs.replace(manifest, plan=with_left_out(manifest.plan, self._left_out))
         if location is None:
             path = layout.manifest(layout.CheckpointFolder(manifest.checkpoint, manifest.generation))
             self._store.put(path, encode_manifest(manifest))

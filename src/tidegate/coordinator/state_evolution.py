@@ -6,6 +6,7 @@ what older values have there. Everything else would read one field as another.
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
 import pyarrow as pa
 
 from tidegate.model.errors import IncompatibleCheckpoint
@@ -20,24 +21,48 @@ from tidegate.storage.stored_plan import StoredPlan, UserState, decode_schema
 def check_states(where: str, plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) -> None:
     """Raises `IncompatibleCheckpoint` with the state, its old and its new type. Without `stored` nothing is known."""
     before = {} if stored is None else dict(_stored_states(stored))
-    for place, states in _declared_states(plan):
+    for place, operator in _with_states(plan):
         old = before.get(match.operators[place], {}) if place in match.operators else {}
-        for state in states:
+        for state in operator.states:
             if (known := old.get(state.name)) is not None:
                 _check_state(where, known, state)
 
 
+def left_out_states(plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) -> dict[Place, list[UserState]]:
+    """What stays stored of an operator though the query does not declare it: by the operator's place in the query.
+
+    It must be remembered: whoever declares it again, in whatever later version, gets the old values.
+    """
+    before = {} if stored is None else dict(_stored_states(stored))
+    found: dict[Place, list[UserState]] = {}
+    for place, operator in _with_states(plan):
+        old = before.get(match.operators[place], {}) if place in match.operators else {}
+        known = {*(state.name for state in operator.states), *operator.deleted}
+        if left := [state for name, state in old.items() if name not in known]:
+            found[place] = left
+    return found
+
+
+def with_left_out(stored: StoredPlan, left_out: Mapping[Place, list[UserState]]) -> StoredPlan:
+    operators = [
+        msgspec.structs.replace(each, left_out=left_out.get(Place(VertexId(each.vertex), each.position), []))
+        for each in stored.operators
+    ]
+    return msgspec.structs.replace(stored, operators=operators)
+
+
 def _stored_states(stored: StoredPlan) -> Iterator[tuple[Place, Mapping[str, UserState]]]:
     for operator in stored.operators:
-        states = {state.name: state for state in operator.states if isinstance(state, UserState)}
+        declared = (state for state in operator.states if isinstance(state, UserState))
+        states = {state.name: state for state in (*operator.left_out, *declared)}
         yield Place(VertexId(operator.vertex), operator.position), states
 
 
-def _declared_states(plan: JobPlan) -> Iterator[tuple[Place, tuple[DeclaredState, ...]]]:
+def _with_states(plan: JobPlan) -> Iterator[tuple[Place, TransformWithStateSpec | ConnectSpec]]:
     for vertex in plan.vertices:
         for position, operator in enumerate(vertex.operators):
             if isinstance(operator, TransformWithStateSpec | ConnectSpec):
-                yield Place(vertex.id, position), operator.states
+                yield Place(vertex.id, position), operator
 
 
 def _check_state(where: str, old: UserState, new: DeclaredState) -> None:

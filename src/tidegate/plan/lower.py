@@ -405,6 +405,7 @@ def _transform_with_state(node: TransformWithState) -> TransformWithStateSpec:
         style=node.style,
         initial=node.initial,
         states=node.states,
+        deleted=node.deleted,
     )
 
 
@@ -444,6 +445,7 @@ def _connect_spec(node: Connect) -> ConnectSpec:
         time_mode=node.time_mode,
         time_zone=node.time_zone,
         states=node.states,
+        deleted=node.deleted,
     )
 
 

@@ -257,6 +257,7 @@ class TransformWithState:
     """The child's row is [key columns..., value columns...]; `processor` is PySpark's pickled command.
 
     `event_column`: whose rows at or before the watermark are dropped; `time_zone`: of the instants user code sees.
+    `deleted`: the states that `init` removes.
     """
 
     child: "Node"
@@ -269,6 +270,7 @@ class TransformWithState:
     style: RowStyle = RowStyle.ROWS
     initial: InitialState | None = None
     states: tuple[DeclaredState, ...] = ()
+    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ class Connect:
     time_mode: TimeMode = TimeMode.NONE
     time_zone: str | None = None
     states: tuple[DeclaredState, ...] = ()
+    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ class TransformWithStateSpec:
     initial: InitialState | None = None
     name: str | None = None
     states: tuple[DeclaredState, ...] = ()
+    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class ConnectSpec:
     time_zone: str | None = None
     name: str | None = None
     states: tuple[DeclaredState, ...] = ()
+    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -223,7 +224,7 @@ def read_transform_with_state(tree: PlanTree, read: ReadChild) -> ReadNode:
     }
     if initial is not None:
         details[INITIAL_KEY_POSITIONS] = positions_detail(_initial_key_positions(tree, initial))
-    command, states = _checked(_command(tree, tree.jvm.functionExpr(), function, details))
+    command, declared = _checked(_command(tree, tree.jvm.functionExpr(), function, details))
     node = TransformWithState(
         child,
         key_count,
@@ -234,7 +235,8 @@ def read_transform_with_state(tree: PlanTree, read: ReadChild) -> ReadNode:
         time_zone=command.time_zone,
         style=RowStyle.ROWS if command.eval_type in ROW_PROCESSORS else RowStyle.BATCHES,
         initial=initial,
-        states=states,
+        states=declared.states,
+        deleted=declared.deleted,
     )
     return node, _ids(attributes)
 
@@ -298,7 +300,7 @@ def read_cogroup(tree: PlanTree, read: ReadChild) -> ReadNode:
         RIGHT_NAMES: names_detail(right.schema.names[right_keys:]),
         OUTPUT_NAMES: names_detail(attribute.fields["name"] for attribute in attributes),
     }
-    schemas, states = _connect_schemas(connection.processor)
+    schemas, declared = _connect_schemas(connection.processor)
     command = _with_details(command, {**details, **schemas})
     node = Connect(
         left,
@@ -310,12 +312,21 @@ def read_cogroup(tree: PlanTree, read: ReadChild) -> ReadNode:
         _schema(attributes),
         time_mode=time_mode,
         time_zone=command.time_zone,
-        states=states,
+        states=declared.states,
+        deleted=declared.deleted,
     )
     return node, _ids(attributes)
 
 
-def _connect_schemas(processor: ConnectProcessor) -> tuple[dict[str, str], tuple[DeclaredState, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What `init` does about states."""
+
+    states: tuple[DeclaredState, ...]
+    deleted: tuple[str, ...]
+
+
+def _connect_schemas(processor: ConnectProcessor) -> tuple[dict[str, str], _Declared]:
     handle, schemas = DeclaringHandle(), ParsedSchemas()
 
     def run() -> None:
@@ -323,7 +334,7 @@ def _connect_schemas(processor: ConnectProcessor) -> tuple[dict[str, str], tuple
         processor.close()
 
     details = check_init(run, schemas, name=type(processor).__name__)
-    return details, handle.states(schemas)
+    return details, _Declared(handle.states(schemas), handle.deleted())
 
 
 def _without_columns(node: Node, ids: Ids, *, first: int, last: int) -> ReadNode:
@@ -341,7 +352,7 @@ def read_event_time_column(tree: PlanTree, read: ReadChild) -> ReadNode:
     return EventTimeColumn(child, column.index, child.schema), ids
 
 
-def _checked(command: Command) -> tuple[Command, tuple[DeclaredState, ...]]:
+def _checked(command: Command) -> tuple[Command, _Declared]:
     processor = stateful_processor(command)
     handle, schemas = DeclaringHandle(), ParsedSchemas()
 
@@ -350,7 +361,7 @@ def _checked(command: Command) -> tuple[Command, tuple[DeclaredState, ...]]:
         processor.close()
 
     command = _with_details(command, check_init(run, schemas, name=type(processor).__name__))
-    return command, handle.states(schemas)
+    return command, _Declared(handle.states(schemas), handle.deleted())
 
 
 def _with_details(command: Command, details: dict[str, str]) -> Command:

@@ -153,6 +153,9 @@ class DeclaringHandle:
             for name, (shape, ttl_ms) in self._declared.items()
         )
 
+    def deleted(self) -> tuple[str, ...]:
+        return tuple(sorted(self._deleted))
+
     def delete_if_exists(self, name: str) -> None:
         self._deleted.add(name)
         self._check_not_both(name)

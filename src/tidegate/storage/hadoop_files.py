@@ -18,6 +18,7 @@ from pyarrow import ArrowException
 from pyarrow.fs import FileSelector, FileType
 
 from tidegate.model.errors import DidNotHappen, EnvironmentProblem, MayHaveHappened
+from tidegate.storage import layout
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.store import AlreadyThere, Created, Data, missing, pieces_of, whole_range
 
@@ -105,6 +106,17 @@ class HadoopFiles:
                 self.files.delete_dir(final)
             elif self._is_file(final):
                 self.files.delete_file(final)
+        if layout.parse_checkpoint(path) is not None:
+            self._remove_if_empty(final.rpartition("/")[0])
+
+    def _remove_if_empty(self, folder: str) -> None:
+        """Of a checkpoint that goes: every later listing would ask the name node for it, for as long as the job runs.
+
+        Only an upload that nobody waits for any more could still write there.
+        """
+        with suppress(*_FAILURES):
+            if not self.files.get_file_info(FileSelector(folder)):
+                self.files.delete_dir(folder)
 
     def size(self, path: str) -> int:
         with self._opened(path) as file:

@@ -1,6 +1,6 @@
 """What a checkpoint says of the plan that it was taken from, for readers who do not have that plan.
 
-Owns how it is stored in the manifest. A job that is restored never reads it.
+Owns how it is stored in the manifest. Of it a job that is restored reads only which states user code had declared.
 """
 
 from base64 import b64decode, b64encode
@@ -89,7 +89,8 @@ StoredState: TypeAlias = UserState | StoredRows | StoredGroups
 class StoredOperator(msgspec.Struct, frozen=True):
     """One that keeps state: `position` is its place in the chain of its vertex, `keys` what its state is keyed by.
 
-    `has_zoned_keys`: instants among the keys are stored as such, not as times without a zone.
+    `has_zoned_keys`: instants among the keys are stored as such, not as times without a zone. `left_out`: states that
+    the query does not declare any more and that are still stored.
     """
 
     vertex: int
@@ -99,6 +100,7 @@ class StoredOperator(msgspec.Struct, frozen=True):
     states: list[StoredState]
     has_timers: bool = False
     has_zoned_keys: bool = False
+    left_out: list[UserState] = []
 
     @property
     def id(self) -> str:
