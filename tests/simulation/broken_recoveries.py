@@ -12,6 +12,7 @@ from tidegate.coordinator.checkpointing import Checkpointing
 from tidegate.coordinator.driver import Driver
 from tidegate.coordinator.durable import DurableJob
 from tidegate.coordinator.running import Running
+from tidegate.coordinator.used_files import UsedFiles
 from tidegate.model.elements import EndOfInput
 from tidegate.model.ids import ChannelId, CheckpointId, SlotIndex
 from tidegate.network.messages import FromSlot
@@ -153,7 +154,7 @@ def gives_broadcast_state_to_the_old_subtasks_alone(patch: Patch) -> None:
 
 @variant(found_at=0)
 def assigns_splits_again_that_were_read_before(patch: Patch) -> None:
-    patch.setattr(durable, "read_source_states", lambda store, manifest, plan: {})
+    patch.setattr(durable, "read_source_states", lambda store, manifest, plan, match: {})
 
 
 # -- on the coordinator
@@ -260,7 +261,7 @@ def retires_the_only_checkpoint(patch: Patch) -> None:
 @variant(found_at=1)
 def deletes_a_shared_file_with_the_checkpoint_that_wrote_it(patch: Patch) -> None:
     patch.setattr(SharedFiles, "_referenced", lambda self: set())
-    patch.setattr(durable._UsedFiles, "may_need", lambda self, path, writer: False)
+    patch.setattr(UsedFiles, "may_need", lambda self, path, writer: False)
 
 
 @variant(found_at=12)
