@@ -35,7 +35,7 @@ class Table:
         self.is_collected = False
         self.measured_partitions = 0
 
-    # -- what Spark's optimizer says: _jdf.queryExecution().optimizedPlan().stats().sizeInBytes().toString()
+    # -- what Spark's optimizer says: _jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
 
     @property
     def _jdf(self) -> "Table":
@@ -50,11 +50,8 @@ class Table:
     def stats(self) -> "Table":
         return self
 
-    def sizeInBytes(self) -> "Table":
-        return self
-
-    def toString(self) -> str:
-        return str(self.estimated_bytes)
+    def sizeInBytes(self) -> int:
+        return self.estimated_bytes
 
     # -- jobs
 

@@ -61,7 +61,7 @@ def full_chunks(batches: Iterator[pa.RecordBatch], *, chunk_bytes: int) -> Itera
 def _estimated_bytes(table: DataFrame) -> int:
     """By Spark's optimizer, without reading the table."""
     plan: Any = table._jdf.queryExecution().optimizedPlan()
-    return int(plan.stats().sizeInBytes().toString())
+    return int(str(plan.stats().sizeInBytes()))
 
 
 def _is_larger(table: DataFrame, limit_bytes: int) -> bool:
