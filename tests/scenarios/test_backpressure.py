@@ -154,7 +154,7 @@ def test_a_slow_store_throttles_a_healthy_stream_only_if_backpressure_is_strict(
         assert isinstance(opened, LocalFiles)
         return SlowFiles(opened.root)
 
-    monkeypatch.setattr(main, "open_store", open_slowly)
+    monkeypatch.setattr(main, "open_shared", open_slowly)
     healthy = job(
         tmp_path,
         rows_per_s=500,

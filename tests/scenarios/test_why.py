@@ -212,7 +212,7 @@ def slow_uploads(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
     def faults(operation: StoreOperation, path: str) -> Any:
         return outcome if operation is StoreOperation.PUT else Result.SUCCEEDS
 
-    monkeypatch.setattr(worker_main, "open_store", lambda location, _: FaultyStore(open_store(location), faults))
+    monkeypatch.setattr(worker_main, "open_shared", lambda location, _: FaultyStore(open_store(location), faults))
 
 
 def test_a_slow_store(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,6 +303,7 @@ def test_in_complete_mode_a_result_that_has_become_empty_is_given_as_a_frame_wit
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """As in Structured Streaming, whose every batch has the whole result, also one without rows."""
+    (tmp_path / "in").mkdir()
     epochs = Epochs()
     once = stream(spark, tmp_path).groupBy("v").count().where("count = 1")
     for name in (0, 1):
