@@ -16,7 +16,7 @@ import pytest
 from tidegate.connectors import file_sink, sink_encodings, staged_sink
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.console import render_table
-from tidegate.connectors.contract import Sink
+from tidegate.connectors.contract import Sink, SinkWriter
 from tidegate.connectors.memory import read_memory_table
 from tidegate.connectors.noop import NoopCommitter
 from tidegate.connectors.registry import open_sink
@@ -432,13 +432,19 @@ def table_rows(*starts: int) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for start in starts for row in make_rows(start, 2).to_pylist())
 
 
-def test_in_complete_mode_an_epoch_is_the_newest_rows_of_every_task(tmp_path: Path) -> None:
-    calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
+def two_complete_results(folder: Path) -> tuple[EpochCalls, SinkWriter, SinkWriter]:
+    """Of two tasks, which both have shown their groups in the first epoch."""
+    calls = EpochCalls(folder, nodes.OutputMode.COMPLETE)
     first = calls.sink.writer(task=FIRST, generation=Generation(1))
     second = calls.sink.writer(task=SECOND, generation=Generation(1))
     first.write(make_rows(10, 2))
     second.write(make_rows(20, 2))
     calls.committer.commit([*prepare(first, 1), *prepare(second, 1)], permit(1))
+    return calls, first, second
+
+
+def test_in_complete_mode_an_epoch_is_the_newest_rows_of_every_task(tmp_path: Path) -> None:
+    calls, _, second = two_complete_results(tmp_path)
     # The first one's input has ended: it has shown its groups for the last time.
     for checkpoint, start in ((2, 30), (3, 40)):
         second.write(make_rows(start, 2))
@@ -449,12 +455,7 @@ def test_in_complete_mode_an_epoch_is_the_newest_rows_of_every_task(tmp_path: Pa
 
 
 def test_in_complete_mode_a_task_whose_result_has_become_empty_keeps_no_rows_in_the_table(tmp_path: Path) -> None:
-    calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
-    first = calls.sink.writer(task=FIRST, generation=Generation(1))
-    second = calls.sink.writer(task=SECOND, generation=Generation(1))
-    first.write(make_rows(10, 2))
-    second.write(make_rows(20, 2))
-    calls.committer.commit([*prepare(first, 1), *prepare(second, 1)], permit(1))
+    calls, first, second = two_complete_results(tmp_path)
     first.write(make_rows(0, 0))
     calls.committer.commit(prepare(first, 2), permit(2))
     second.write(make_rows(0, 0))
@@ -487,12 +488,7 @@ def test_in_complete_mode_rows_of_a_failed_checkpoint_are_replaced_by_those_of_t
 def test_in_complete_mode_an_epoch_comes_again_as_it_was_and_goes_when_the_next_generation_shows_all(
     tmp_path: Path,
 ) -> None:
-    calls = EpochCalls(tmp_path, nodes.OutputMode.COMPLETE)
-    first = calls.sink.writer(task=FIRST, generation=Generation(1))
-    second = calls.sink.writer(task=SECOND, generation=Generation(1))
-    first.write(make_rows(10, 2))
-    second.write(make_rows(20, 2))
-    calls.committer.commit([*prepare(first, 1), *prepare(second, 1)], permit(1))
+    calls, _, second = two_complete_results(tmp_path)
     second.write(make_rows(30, 2))
     unrecorded = prepare(second, 2)
     calls.committer.commit(unrecorded, permit(2))

@@ -130,16 +130,21 @@ def by_tidegate(df: DataFrame, location: Path) -> list[Any]:
     return comparable(read_memory_table(name), keys=0)
 
 
+def counting_by_minute(df: DataFrame) -> tuple[str, tg.StreamingQuery]:
+    """The name of its table, and the query."""
+    counts = df.groupBy(F.window("ts", "1 minute")).count().select("window.start", "count")
+    name = f"union_{next(_names)}"
+    writer = tg.writeStream(counts).format("memory").queryName(name).outputMode("append").option("parallelism", 2)
+    return name, writer.option("checkpoint.interval", "100ms").start()
+
+
 def test_in_a_union_a_stream_without_rows_holds_the_others_event_time_back(spark: SparkSession, tmp_path: Path) -> None:
     """By Spark's policy `min`: its rows of long ago count, though the other stream has passed their window."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     write(tmp_path / "a", 0, 1, 2)
     a, b = (raw(spark, tmp_path / name).withWatermark("ts", "0 seconds") for name in ("a", "b"))
-    counts = a.union(b).groupBy(F.window("ts", "1 minute")).count().select("window.start", "count")
-    name = f"union_{next(_names)}"
-    writer = tg.writeStream(counts).format("memory").queryName(name).outputMode("append").option("parallelism", 2)
-    query = writer.option("checkpoint.interval", "100ms").start()
+    name, query = counting_by_minute(a.union(b))
     query.processAllAvailable()
     write(tmp_path / "a", 1, 10_000)
     query.processAllAvailable()
@@ -158,10 +163,7 @@ def test_in_a_union_a_stream_without_a_watermark_holds_nothing_back(spark: Spark
     write(tmp_path / "a", 0, 1, 2)
     write(tmp_path / "b", 1, 3)
     marked, plain = raw(spark, tmp_path / "a").withWatermark("ts", "0 seconds"), raw(spark, tmp_path / "b")
-    counts = marked.union(plain).groupBy(F.window("ts", "1 minute")).count().select("window.start", "count")
-    name = f"union_{next(_names)}"
-    writer = tg.writeStream(counts).format("memory").queryName(name).outputMode("append").option("parallelism", 2)
-    query = writer.option("checkpoint.interval", "100ms").start()
+    name, query = counting_by_minute(marked.union(plain))
     query.processAllAvailable()
     write(tmp_path / "a", 2, 10_000)
     write(tmp_path / "b", 3, 10_000)

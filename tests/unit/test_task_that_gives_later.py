@@ -87,10 +87,12 @@ def test_while_due_timers_wait_for_rows_that_a_later_operator_has_no_room_for_th
     joining.held, joining.released = [1, 2, 3], 3
     waiting.held = [8, 9]
     made = Made(gate=gate_of(CHANNELS[0]), operators=[joining, waiting])
+    slice_rows = made.task._timer_sizer.rows
     made.arrive(CHANNELS[0], 0, Watermark(100))
     made.run()
     assert not made.task.step()
     assert made.task.next_deadline_ms() is None, "else the slot would look again and again"
+    assert made.task._timer_sizer.rows == slice_rows, "timers that cannot fire say nothing of how fast they are"
     waiting.released = 5
     assert made.run() == [[8, 9, 1, 2, 3], Watermark(100)]
 
