@@ -14,7 +14,7 @@ from tidegate.plan.parts import Part, read_parts
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, Committed, Entry, JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
-from tidegate.storage.state_file import FileSum
+from tidegate.storage.state_file import FileSum, damaged
 from tidegate.storage.store import Store, local_path, open_existing, open_place
 
 # What is in memory of a file while it is checked: a table file may be larger than memory.
@@ -44,13 +44,13 @@ class StoredCheckpoint:
         """What is in a file; raises `Damaged` before the last piece if it is not the one in the manifest."""
         name, length_bytes, crc32 = f"{self.root}/{path}", expected.length_bytes, 0
         if (found_bytes := self.store.size(path)) != length_bytes:
-            raise _damaged(name, f"it has {found_bytes} bytes where the manifest says {length_bytes}")
+            raise damaged(name, f"it has {found_bytes} bytes where the manifest says {length_bytes}")
         # An empty file is one empty piece, so that it is checked as well.
         for start in range(0, max(length_bytes, 1), _PIECE_BYTES):
             piece = self.store.read_range(path, start=start, length=min(_PIECE_BYTES, length_bytes - start))
             crc32 = zlib.crc32(piece, crc32)
             if start + len(piece) == length_bytes and crc32 != expected.crc32:
-                raise _damaged(name, "its checksum is not the one in the manifest")
+                raise damaged(name, "its checksum is not the one in the manifest")
             yield piece
 
 
@@ -144,9 +144,3 @@ def _checkpoints(found: Found, damage: list[str]) -> Iterator[StoredCheckpoint]:
                     yield found.open(completed)
                 except Damaged as error:
                     damage.append(str(error))
-
-
-def _damaged(name: str, reason: str) -> Damaged:
-    return Damaged(
-        f"State file {name} is damaged: {reason}; restore it from a backup, or start from another checkpoint."
-    )

@@ -138,7 +138,7 @@ class StateFile:
     def _checked(self, entry: _IndexEntry) -> memoryview:
         data = self._read(entry.offset, entry.length)
         if zlib.crc32(data) != entry.crc32:
-            raise _damaged(self._name, f"the checksum of section {_describe(entry.key)} is wrong")
+            raise damaged(self._name, f"the checksum of section {_describe(entry.key)} is wrong")
         return data
 
 
@@ -156,36 +156,36 @@ def check_sum(data: Buffer, expected: FileSum, *, name: str) -> None:
     """Raises `Damaged` if the file is not the one that the manifest speaks of."""
     found = sum_of([data])
     if found.length_bytes != expected.length_bytes:
-        raise _damaged(name, f"it has {found.length_bytes} bytes where the manifest says {expected.length_bytes}")
+        raise damaged(name, f"it has {found.length_bytes} bytes where the manifest says {expected.length_bytes}")
     if found.crc32 != expected.crc32:
-        raise _damaged(name, "its checksum is not the one in the manifest")
+        raise damaged(name, "its checksum is not the one in the manifest")
 
 
 def _read_index(read: ReadRange, length_bytes: int, name: str) -> list[_IndexEntry]:
     if length_bytes < _FOOTER.size:
-        raise _damaged(name, f"it has only {length_bytes} bytes")
+        raise damaged(name, f"it has only {length_bytes} bytes")
     index_length, index_crc32, version, magic = _FOOTER.unpack(read(length_bytes - _FOOTER.size, _FOOTER.size))
     if magic != _MAGIC:
-        raise _damaged(name, "its end is missing")
+        raise damaged(name, "its end is missing")
     if version != VERSION:
-        raise _damaged(name, f"it has format version {version} and this Tidegate reads version {VERSION}")
+        raise damaged(name, f"it has format version {version} and this Tidegate reads version {VERSION}")
     sections_end = length_bytes - _FOOTER.size - index_length
     if sections_end < 0:
-        raise _damaged(name, "its index is cut off")
+        raise damaged(name, "its index is cut off")
     raw = read(sections_end, index_length)
     if zlib.crc32(raw) != index_crc32:
-        raise _damaged(name, "the checksum of its index is wrong")
+        raise damaged(name, "the checksum of its index is wrong")
     try:
         index = from_msgpack(raw, list[_IndexEntry])
     except msgspec.MsgspecError as error:
-        raise _damaged(name, f"its index cannot be read ({error})") from error
+        raise damaged(name, f"its index cannot be read ({error})") from error
     for entry in index:
         if entry.offset + entry.length > sections_end:
-            raise _damaged(name, f"section {_describe(entry.key)} reaches beyond its end")
+            raise damaged(name, f"section {_describe(entry.key)} reaches beyond its end")
     return index
 
 
-def _damaged(name: str, reason: str) -> Damaged:
+def damaged(name: str, reason: str) -> Damaged:
     return Damaged(
         f"State file {name} is damaged: {reason}; restore it from a backup, or start from another checkpoint."
     )

@@ -44,7 +44,7 @@ from tidegate.state.sst_files import StoredFile
 from tidegate.storage import layout
 from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
-from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum
+from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum, damaged
 from tidegate.storage.store import ReadableStore, Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
@@ -557,10 +557,7 @@ def _open(store: ReadableStore, file: SlotFile) -> StateFile:
         check_sum(file.content, FileSum(file.length_bytes, file.crc32), name=file.path)
         return StateFile.open(file.content, name=file.path)
     if (found_bytes := store.size(file.path)) != file.length_bytes:
-        raise Damaged(
-            f"State file {file.path} is damaged: it has {found_bytes} bytes where the manifest says "
-            f"{file.length_bytes}; restore it from a backup, or start from another checkpoint."
-        )
+        raise damaged(file.path, f"it has {found_bytes} bytes where the manifest says {file.length_bytes}")
 
     def read(start: int, length: int) -> memoryview:
         return memoryview(store.read_range(file.path, start=start, length=length))
