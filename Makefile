@@ -65,8 +65,8 @@ explore: setup ## Try properties, and expressions beside Spark, on examples that
 	@TIDEGATE_EXPLORE=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile -m hypothesis tests
 	@TIDEGATE_EXPLORE=1 $(BIN)/python -m pytest -q tests/spark/test_every_expression.py
 
-bench: setup ## Measure beside Flink and Spark, into benchmarks/RESULTS.md; QUICK=1 is shorter, ONLY="slow-operator peak" chooses
-	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(WRITE_PART),--write-part)
+bench: setup ## Measure beside Flink and Spark, into benchmarks/RESULTS.md; QUICK=1 is shorter, ONLY="slow-operator peak" chooses, ADD=1 adds a repetition
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(SYSTEMS),--systems $(SYSTEMS)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(WRITE_PART),--write-part) $(if $(ADD),--add)
 
 bench-protocol: setup ## Measure how the protocol's cost grows with the job; ARGS=--json prints numbers
 	@$(BIN)/python -m benchmarks.protocol $(ARGS)

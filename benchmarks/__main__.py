@@ -1,7 +1,7 @@
 """`make bench`: Tidegate beside Flink and Spark, each benchmark by name, each system on the same work, in turns.
 
 One repetition runs every variant once, each in a process of its own. Writes RESULTS.md section by section as soon as a
-benchmark is done, its raw numbers and its plots below `results/`.
+benchmark is done, its raw numbers and its plots below `results/`; with `--add` together with what is there already.
 """
 
 import argparse
@@ -14,9 +14,11 @@ from dataclasses import replace
 
 from benchmarks.benchmark import Benchmark, Failure, Measured, Size, System, Variant
 from benchmarks.flink.environment import CannotPrepare
-from benchmarks.page import RESULTS, Machine, write_section
+from benchmarks.machine import Machine
+from benchmarks.page import RESULTS, write_section
 from benchmarks.processes import Observation, RunFailed, observe
 from benchmarks.programs import Programs
+from benchmarks.stored import CannotAdd, Stored, added, check_alike, read, stored_at
 from benchmarks.suite import BENCHMARKS
 from benchmarks.tables import completed_checkpoints, rows_per_s
 
@@ -33,41 +35,84 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     size = Size.QUICK if given.quick else Size.FULL
     chosen = [BENCHMARKS[name] for name in given.only or BENCHMARKS]
-    wanted = {System(name) for name in given.systems} if given.systems else set(System)
     if os.getloadavg()[0] > BUSY_LOAD:
         print(
             f"The machine is busy (load {os.getloadavg()[0]:.1f}): compare ratios only, and run again when it is quiet."
         )
     programs = Programs()
     has_failed = False
-    for number, benchmark in enumerate(chosen, 1):
-        print(f"\n[{number}/{len(chosen)}] {benchmark.title}", flush=True)
-        every = benchmark.variants(size)
-        if not every:
-            print("  only in the full form", flush=True)
-            continue
-        variants = [one for one in every if one.system in wanted]
-        variants = [one for one in variants if not given.variants or any(part in one.name for part in given.variants)]
-        left_out = [one for one in every if one not in variants]
-        if given.measure_s:
-            variants = [replace(one, work={**one.work, "measure_s": given.measure_s}) for one in variants]
-        try:
-            programs.prepare({variant.system for variant in variants})
-            if benchmark.check is not None and not given.unchecked:
-                benchmark.check(variants, programs.command)
-        except CannotPrepare as problem:
-            raise SystemExit(str(problem)) from None
-        repetitions = given.repetitions or benchmark.repetitions[size]
-        measured = _measure(benchmark, variants, programs, repetitions)
-        has_failed |= any(one.failures() for one in measured)
-        is_written = not given.measure_s and (given.write_part or not left_out)
-        machine = Machine.now(cores=CORES, java_version=programs.java_version)
-        text = write_section(benchmark, measured, size=size, machine=machine, write=is_written, left_out=left_out)
-        print("\n" + text, flush=True)
-        if is_written:
-            print(f"written: {RESULTS.name}, section {benchmark.name!r}", flush=True)
+    try:
+        stored = _stored(chosen, programs, size, given) if given.add else {}
+        for number, benchmark in enumerate(chosen, 1):
+            print(f"\n[{number}/{len(chosen)}] {benchmark.title}", flush=True)
+            if not benchmark.variants(size):
+                print("  only in the full form", flush=True)
+                continue
+            measured = _measure(benchmark, programs, size, given)
+            has_failed |= any(one.failures() for one in measured)
+            _report(benchmark, measured, stored.get(benchmark.name), programs, size, given)
+    except (CannotPrepare, CannotAdd) as problem:
+        raise SystemExit(str(problem)) from None
     if has_failed:
         sys.exit(1)
+
+
+def _chosen(benchmark: Benchmark, size: Size, given: argparse.Namespace) -> list[Variant]:
+    systems = {System(name) for name in given.systems} if given.systems else set(System)
+    variants = [one for one in benchmark.variants(size) if one.system in systems]
+    variants = [one for one in variants if not given.variants or any(part in one.name for part in given.variants)]
+    if given.measure_s:
+        variants = [replace(one, work={**one.work, "measure_s": given.measure_s}) for one in variants]
+    return variants
+
+
+def _stored(
+    benchmarks: Sequence[Benchmark], programs: Programs, size: Size, given: argparse.Namespace
+) -> dict[str, Stored]:
+    """Of all of them, before anything is measured: a run of hours must not end in a refusal."""
+    programs.prepare({variant.system for one in benchmarks for variant in _chosen(one, size, given)})
+    found = {}
+    for benchmark in benchmarks:
+        every = benchmark.variants(size)
+        if every and (stored := read(stored_at(RESULTS, benchmark.name))) is not None:
+            check_alike(stored, every, size=size, machine=_machine(programs))
+            found[benchmark.name] = stored
+    return found
+
+
+def _measure(benchmark: Benchmark, programs: Programs, size: Size, given: argparse.Namespace) -> list[Measured]:
+    variants = _chosen(benchmark, size, given)
+    programs.prepare({variant.system for variant in variants})
+    if benchmark.check is not None and not given.unchecked:
+        benchmark.check(variants, programs.command)
+    repetitions = given.repetitions or (1 if given.add else benchmark.repetitions[size])
+    return _in_turns(benchmark, variants, programs, repetitions)
+
+
+def _report(
+    benchmark: Benchmark,
+    measured: Sequence[Measured],
+    stored: Stored | None,
+    programs: Programs,
+    size: Size,
+    given: argparse.Namespace,
+) -> None:
+    every, machine = benchmark.variants(size), _machine(programs)
+    if stored is not None:
+        measured, machine = added(stored, every, measured), stored.machine.together(machine)
+    ran = {one.variant.name for one in measured}
+    left_out = [one for one in every if one.name not in ran]
+    is_written = not given.measure_s and (given.add or given.write_part or not left_out)
+    text = write_section(
+        benchmark, measured, size=size, machine=machine, write=is_written, left_out=left_out, page=RESULTS
+    )
+    print("\n" + text, flush=True)
+    if is_written:
+        print(f"written: {RESULTS.name}, section {benchmark.name!r}", flush=True)
+
+
+def _machine(programs: Programs) -> Machine:
+    return Machine.now(cores=CORES, java_version=programs.java_version)
 
 
 def _arguments() -> argparse.Namespace:
@@ -83,13 +128,23 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--write-part", action="store_true", help="with --systems or --variants: RESULTS.md all the same, which says so"
     )
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="add one repetition, or --repetitions, to what is stored in results/, and write RESULTS.md of all of them",
+    )
     parser.add_argument("--repetitions", type=int, help="so many instead of the benchmark's own number")
     parser.add_argument("--measure-s", type=float, help="so long instead of the variant's own time; RESULTS.md stays")
     parser.add_argument("--unchecked", action="store_true", help="measure without comparing results first")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.add and given.measure_s:
+        parser.error("--add needs the variants' own time: leave out --measure-s")
+    return given
 
 
-def _measure(benchmark: Benchmark, variants: Sequence[Variant], programs: Programs, repetitions: int) -> list[Measured]:
+def _in_turns(
+    benchmark: Benchmark, variants: Sequence[Variant], programs: Programs, repetitions: int
+) -> list[Measured]:
     runs: dict[str, list[Observation | Failure]] = {variant.name: [] for variant in variants}
     left_s = repetitions * sum(variant.expected_s for variant in variants)
     for repetition in range(repetitions):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks.processes import Observation
-from benchmarks.tables import Section
+from benchmarks.tables import Run, Section
 
 Failure: TypeAlias = str
 
@@ -53,16 +53,20 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The runs of one variant, by repetition: what was seen, or why there is nothing."""
+    """The runs of one variant, by repetition: what was seen, why there is nothing, or None where it did not run."""
 
     variant: Variant
-    runs: tuple[Observation | Failure, ...]
+    runs: tuple[Run, ...]
 
     def seen(self) -> list[Observation]:
         return [run for run in self.runs if isinstance(run, Observation)]
 
     def failures(self) -> list[Failure]:
-        return [run for run in self.runs if not isinstance(run, Observation)]
+        return [run for run in self.runs if isinstance(run, str)]
+
+    @property
+    def repetitions(self) -> int:
+        return sum(run is not None for run in self.runs)
 
 
 Measurements: TypeAlias = Mapping[str, Measured]

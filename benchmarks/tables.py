@@ -12,6 +12,8 @@ from benchmarks.plots import Plot
 from benchmarks.processes import Checkpoint, Observation
 
 Value: TypeAlias = Callable[[Observation], float | None]
+# Of one variant in one repetition: what was seen, why there is nothing, or None where it did not run.
+Run: TypeAlias = Observation | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +71,23 @@ def spread_of(values: Sequence[float | None]) -> Spread | None:
     return Spread(statistics.median(known), min(known), max(known), len(known)) if known else None
 
 
-def spread(runs: Sequence[Observation | str], value: Value) -> Spread | None:
+def spread(runs: Sequence[Run], value: Value) -> Spread | None:
     return spread_of([value(run) for run in runs if isinstance(run, Observation)])
 
 
-def median_of(runs: Sequence[Observation | str], value: Value, *, scale: float = 1.0) -> float | None:
+def median_of(runs: Sequence[Run], value: Value, *, scale: float = 1.0) -> float | None:
     seen = spread(runs, value)
     return None if seen is None else seen.median * scale
 
 
 def ratio(
-    ours: Sequence[Observation | str],
-    theirs: Sequence[Observation | str],
+    ours: Sequence[Run],
+    theirs: Sequence[Run],
     value: Value,
     *,
     their_value: Value | None = None,
 ) -> Spread | None:
-    """Ours over theirs, of runs that took turns in the same repetition."""
+    """Ours over theirs, of runs that took turns in the same repetition, as many as both have."""
     ratios = []
     for our, their in zip(ours, theirs, strict=False):
         if not isinstance(our, Observation) or not isinstance(their, Observation):
@@ -108,15 +110,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [_line(head), _line(["---"] * len(head)), *(_line(row) for row in rows)]
 
 
-def figures_table(
-    first: str, rows: Sequence[tuple[str, Sequence[Observation | str]]], columns: Sequence[Column]
-) -> list[str]:
+def figures_table(first: str, rows: Sequence[tuple[str, Sequence[Run]]], columns: Sequence[Column]) -> list[str]:
     """One row for each variant, one column for each figure."""
     head = [first, *(column.title for column in columns)]
     return table(head, [[title, *_cells(runs, columns)] for title, runs in rows])
 
 
-def _cells(runs: Sequence[Observation | str], columns: Sequence[Column]) -> list[str]:
+def _cells(runs: Sequence[Run], columns: Sequence[Column]) -> list[str]:
     return [shown(spread(runs, column.value), digits=column.digits, scale=column.scale) for column in columns]
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from benchmarks.benchmark import Benchmark, Measurements, Size, System, Variant
 from benchmarks.flink.environment import CannotPrepare
 from benchmarks.plots import Bars
-from benchmarks.processes import Observation, Results, RunFailed, check
+from benchmarks.processes import Results, RunFailed, check
 from benchmarks.suite.figures import CHECKPOINT_TIMES, RATES, below_table, by_variant
-from benchmarks.tables import Section, Target, at_least, checkpoint_ms, ratio, rows_per_cpu_s, rows_per_s, spread
+from benchmarks.tables import Run, Section, Target, at_least, checkpoint_ms, ratio, rows_per_cpu_s, rows_per_s, spread
 
 CHECK_ROWS = 1_500_007
 _CHECK_TIMEOUT_S = 300.0
@@ -134,7 +134,7 @@ def _targets(measured: Measurements) -> list[Target]:
     return found
 
 
-def _goal(contender: Contender, runs: Sequence[Observation | str]) -> float | None:
+def _goal(contender: Contender, runs: Sequence[Run]) -> float | None:
     if contender.system is not System.SPARK:
         return contender.goal
     longest = spread(runs, checkpoint_ms(50))

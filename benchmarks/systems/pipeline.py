@@ -21,6 +21,8 @@ from benchmarks.systems.worker_figures import WorkerFigures
 # More than any machine gives: the source is never what limits.
 UNLIMITED_ROWS_PER_S = 2_000_000_000
 KEY_BYTES = 8
+# Of values that the schedule of a peak takes or leaves out together.
+_BLOCK = 100
 # A timer wakes a tenth or a quarter of a millisecond late; a pause for something else is not made up for.
 _MADE_UP_FOR_S = 0.005
 
@@ -114,11 +116,14 @@ def _scheduled(source: DataFrame, given: Arguments) -> DataFrame:
     first, last = (int(rate * given.real(name)) for name in ("peak_from_s", "peak_to_s"))
     value = F.col("value")
     # By blocks, so that every subtask of a source that deals values out in turn keeps its part.
-    return source.where((value.between(first, last)) | ((value / 100).cast("long") % every == 0))
+    return source.where((value.between(first, last)) | ((value / _BLOCK).cast("long") % every == 0))
 
 
 def _key(given: Arguments) -> Any:
-    key = F.col("value") % given.number("keys", 1000)
+    value, keys = F.col("value"), given.number("keys", 1000)
+    # Rows that are taken by blocks would have the same few keys each time, and slots unequal shares of them.
+    turned = value + (value / keys).cast("long") * _BLOCK if "peak_from_s" in given else value
+    key = turned % keys
     hot = round(given.real("hot_share") * 100)
     return F.when(F.col("value") % 100 < hot, F.lit(0)).otherwise(key) if hot else key
 

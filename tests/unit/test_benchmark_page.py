@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.benchmark import Benchmark, Measured, Measurements, Size, System, Variant
-from benchmarks.page import Machine, replaced, write_section
+from benchmarks.machine import Machine
+from benchmarks.page import replaced, write_section
 from benchmarks.processes import Checkpoint, Memory, Observation
 from benchmarks.suite import BENCHMARKS
 from benchmarks.tables import (
@@ -75,6 +76,13 @@ def test_a_ratio_per_processor_second_does_not_count_waiting() -> None:
 
 def test_a_failed_run_takes_its_repetition_out_of_the_ratio() -> None:
     seen = ratio([run(800), "it ended with 1", run(1000)], [run(200), run(1), run(100)], rows_per_s)
+
+    assert seen is not None
+    assert (seen.count, seen.least, seen.most) == (2, 4.0, 10.0)
+
+
+def test_a_ratio_is_of_the_repetitions_that_both_ran_in() -> None:
+    seen = ratio([run(800), run(1), run(1000), run(1)], [run(200), None, run(100)], rows_per_s)
 
     assert seen is not None
     assert (seen.count, seen.least, seen.most) == (2, 4.0, 10.0)
@@ -162,7 +170,7 @@ def test_a_written_section_has_numbers_beside_it_and_names_failed_runs(tmp_path:
 @pytest.mark.parametrize("name", BENCHMARKS)
 @pytest.mark.parametrize("size", Size)
 def test_every_benchmark_reports_its_variants(name: str, size: Size) -> None:
-    """Also where each run failed or told only its rows, or a system was left out."""
+    """Also where each run failed or told only its rows, a system was left out, or some ran more often than others."""
     benchmark = BENCHMARKS[name]
     variants = benchmark.variants(size)
     assert len({variant.name for variant in variants}) == len(variants)
@@ -174,9 +182,14 @@ def test_every_benchmark_reports_its_variants(name: str, size: Size) -> None:
         {one.name: Measured(one, (run(100),)) for one in variants if one.system is System.TIDEGATE}
     )
 
+    uneven = benchmark.section({
+        one.name: Measured(one, (None,) * (number % 2) + (run(100),) * (number % 3 + 1))
+        for number, one in enumerate(variants)
+    })  # fmt: skip
+
     text = "\n".join(whole.lines)
     assert all(
         any(part in text for part in (one.title, one.title.removesuffix(", all the time overloaded")))
         for one in variants
     )
-    assert bare.lines and failed.lines and alone.lines
+    assert bare.lines and failed.lines and alone.lines and uneven.lines
