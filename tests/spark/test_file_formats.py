@@ -301,3 +301,53 @@ def test_columns_that_a_format_cannot_write_are_named(spark: SparkSession, tmp_p
         run(df, tmp_path, "json")
     with pytest.raises(OptionError, match="partitionBy names 'd', a double"):
         tg.writeStream(df).format("parquet").partitionBy("d").option("checkpointLocation", tmp_path / "chk").start("x")
+
+
+@pytest.mark.parametrize("is_sensitive", ["true", "false"])
+def test_columns_of_parquet_files_are_matched_by_case_as_the_session_says(
+    spark: SparkSession, tmp_path: Path, is_sensitive: str
+) -> None:
+    """Of a session of its own, beside one that says otherwise; a folder names a column as well."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.caseSensitive", is_sensitive)
+    stored = "named_struct('b', id, 'other', id) AS nested"
+    session.range(3).selectExpr("id AS a", "id + 10 AS Name", stored).write.parquet(str(tmp_path / "in" / "K=7"))
+    schema = "A long, Name long, nested struct<B: long, other: long>, k long"
+    shown = ("A AS first", "Name AS second", "nested.B AS third", "nested.other AS fourth", "k AS fifth")
+
+    run(session.readStream.schema(schema).parquet(str(tmp_path / "in")).selectExpr(*shown), tmp_path, ingest="native")
+
+    expected = plain(session.read.schema(schema).parquet(str(tmp_path / "in")).selectExpr(*shown))
+    assert plain(spark.read.parquet(str(tmp_path / "out"))) == expected
+    assert (("None", "10", "None", "0", "None") in expected) == (is_sensitive == "true")
+
+
+def test_columns_that_differ_only_in_case_are_two_where_the_session_says_so(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.caseSensitive", "true")
+    rows = session.range(3).selectExpr("id AS a", "id + 10 AS A", "named_struct('b', id, 'B', id + 20) AS nested")
+    rows.write.parquet(str(tmp_path / "in" / "n=1" / "N=2"))
+    schema = "a long, A long, nested struct<b: long, B: long>"
+    shown = ("a AS c1", "A AS c2", "nested.b AS c3", "nested.B AS c4", "n AS c5", "N AS c6")
+
+    run(session.readStream.schema(schema).parquet(str(tmp_path / "in")).selectExpr(*shown), tmp_path, ingest="native")
+
+    expected = plain(session.read.schema(schema).parquet(str(tmp_path / "in")).selectExpr(*shown))
+    assert ("2", "12", "2", "22", "1", "2") in expected
+    assert plain(spark.read.parquet(str(tmp_path / "out"))) == expected
+
+
+def test_a_pattern_takes_the_files_that_sparks_stream_takes(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a folder that fits the pattern Spark does not ask whether its name is hidden, of what is in it it does."""
+    for name in ("a.txt", "_b.txt", "plain/c.txt", "plain/_d.txt", "_hidden/e.txt", "_hidden/_f.txt", ".dot/g.txt",
+                 "_hidden/below/h.txt", "plain/below/i.txt", "_spark_metadata/0"):  # fmt: skip
+        write_lines(tmp_path / "in" / name, [name])
+    df = spark.readStream.text(str(tmp_path / "in" / "*"))
+    run(df, tmp_path, ingest="native")
+    theirs = df.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "spark chk"))
+    theirs.trigger(availableNow=True).start(str(tmp_path / "spark out")).awaitTermination(90)
+    expected = plain(spark.read.parquet(str(tmp_path / "spark out")))
+    assert set(expected) == {(repr(name),) for name in ("a.txt", "plain/c.txt", "_hidden/e.txt", ".dot/g.txt")}
+    assert plain(spark.read.parquet(str(tmp_path / "out"))) == expected

@@ -1,6 +1,9 @@
 """`spark.read.format("tidegate")`: what a query keeps as DataFrames, without any registration, and the way back."""
 
 import datetime as dt
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +20,7 @@ import tidegate as tg
 pytestmark = pytest.mark.spark
 
 SCHEMA = "k string, ts timestamp, v long"
+SRC = Path(tg.__file__).parents[1]
 DAY = dt.date(2026, 11, 16)
 TOTALS = [("0", 18, 4.5), ("1", 12, 3.0), ("2", 15, 3.75)]
 
@@ -245,3 +249,54 @@ def test_checkpoints_tasks_and_refusals(spark: SparkSession, tmp_path: Path) -> 
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(PySparkException, match=r"State file checkpoints/.*\.state is damaged"):
         groups.collect()
+
+
+WITHOUT_ACTIVATION = """
+import shutil, subprocess, sys
+import tidegate as tg
+from pyspark.sql import SparkSession
+
+found = subprocess.run([shutil.which("python3"), "-c", "import tidegate"], capture_output=True, text=True)
+assert "No module named 'tidegate'" in found.stderr, found
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+
+def run(session, location):
+    rows = session.readStream.schema("v long").json("in")
+    writer = tg.writeStream(rows.groupBy("v").count()).format("noop").outputMode("update")
+    writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
+
+for session, location in ((spark, "first"), (spark, "second"), (spark.newSession(), "third")):
+    run(session, location)
+    groups = session.read.format("tidegate").option("table", "state").load(location)
+    assert sorted((row["v"], row["count"]) for row in groups.collect()) == [(1, 2), (2, 1)]
+print("all read")
+"""
+
+
+def test_a_session_that_has_started_a_query_reads_them_also_where_sparks_own_python_lacks_tidegate(
+    tmp_path: Path,
+) -> None:
+    """As with an environment that nobody has activated: `python3` on the PATH is another one."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"v": 1}\n{"v": 1}\n{"v": 2}\n')
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import os, sys\nsys.path = [one for one in sys.path if not os.path.isdir(os.path.join(one, 'tidegate'))]\n"
+    )
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{hidden}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(SRC)}
+    environment.pop("PYSPARK_PYTHON", None)
+    user = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ACTIVATION],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert user.stdout.endswith("all read\n"), user.stderr[-3000:]
+    assert " replaced a " not in user.stderr, "Spark's warning"

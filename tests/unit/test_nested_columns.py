@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tidegate.connectors.column_names import ColumnNames
 from tidegate.connectors.parquet_file import ParquetRows
 from tidegate.connectors.parquet_sink import from_node
 from tidegate.model.errors import OptionError
@@ -15,10 +16,13 @@ POINT = pa.struct([("x", pa.int64()), ("y", pa.string())])
 STORED = pa.struct([("Y", pa.string()), ("unwanted", pa.int8()), ("X", pa.int32())])
 
 
-def read(path: Path, column: pa.Array, wanted: pa.DataType) -> list[object]:
+def read(
+    path: Path, column: pa.Array, wanted: pa.DataType, *, names: ColumnNames = ColumnNames.IN_ANY_CASE
+) -> list[object]:
     pq.write_table(pa.table({"v": column}), path / "file.parquet")
     size_bytes = (path / "file.parquet").stat().st_size
-    rows = ParquetRows(str(path / "file.parquet"), pa.schema([("v", wanted)]), size_bytes=size_bytes, first_row=0)
+    schema = pa.schema([("v", wanted)])
+    rows = ParquetRows(str(path / "file.parquet"), schema, names, size_bytes=size_bytes, first_row=0)
     batch = rows.next_rows(100)
     rows.close()
     assert batch is not None
@@ -30,6 +34,18 @@ def read(path: Path, column: pa.Array, wanted: pa.DataType) -> list[object]:
 def test_fields_of_a_struct_are_matched_by_name_and_widened(tmp_path: Path) -> None:
     column = pa.array([{"Y": "a", "X": 1}, None, {"Y": None, "X": 2}], STORED)
     assert read(tmp_path, column, POINT) == [{"x": 1, "y": "a"}, None, {"x": 2, "y": None}]
+
+
+def test_names_as_they_are_written_are_told_apart_by_case_at_every_depth(tmp_path: Path) -> None:
+    stored = pa.struct([("x", pa.int64()), ("X", pa.int64()), ("Y", pa.string())])
+    value = {"x": 1, "X": 2, "Y": "a"}
+    exact = ColumnNames.AS_WRITTEN
+    assert read(tmp_path, pa.array([value, None], stored), POINT, names=exact) == [{"x": 1, "y": None}, None]
+    assert read(tmp_path, pa.array([[value]], pa.list_(stored)), pa.list_(POINT), names=exact) == [
+        [{"x": 1, "y": None}]
+    ]  # fmt: skip
+    with pytest.raises(OptionError, match="cannot be read as"):
+        read(tmp_path, pa.array([value], stored), POINT)
 
 
 def test_a_field_that_the_file_lacks_is_null(tmp_path: Path) -> None:

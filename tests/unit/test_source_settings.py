@@ -21,13 +21,15 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     """Reads a relation of a format, in a session with the settings given."""
 
     def read_with(format_: str, settings: dict[str, str], **options: str) -> Scan:
-        session = SimpleNamespace(sessionLocalTimeZone=lambda: "UTC", getConfString=settings.get)
-        monkeypatch.setattr(catalyst_sources, "_session_conf", lambda: session)
+        conf = SimpleNamespace(sessionLocalTimeZone=lambda: "UTC", getConfString=settings.get)
+        session = SimpleNamespace(sessionState=lambda: SimpleNamespace(conf=lambda: conf))
         monkeypatch.setattr(catalyst_sources, "_java_map", lambda options: options)
         monkeypatch.setattr(catalyst_sources, "_qualified", lambda path: path)
         given = {"path": "/in", **options}
         relation: Any = SimpleNamespace(
-            dataSource=lambda: SimpleNamespace(className=lambda: format_, options=lambda: given)
+            dataSource=lambda: SimpleNamespace(
+                className=lambda: format_, options=lambda: given, sparkSession=lambda: session
+            )
         )
         return read_file_relation(relation, SCHEMA)
 
@@ -61,6 +63,13 @@ def test_settings_that_change_what_spark_reads_leave_the_files_to_spark(
             read(format_, {name: value})
     for format_ in {"json", "csv", "text", "parquet"} - set(formats):
         read(format_, {name: value})
+
+
+def test_the_session_says_whether_parquet_and_text_files_tell_columns_apart_by_case(read: Read) -> None:
+    name, setting = "sessioncasesensitive", {"spark.sql.caseSensitive": "True"}
+    for format_ in ("parquet", "text"):
+        assert read(format_, setting).options[name] == "true"
+        assert name not in read(format_, {}).options
 
 
 def test_settings_at_what_spark_takes_without_them_change_nothing(read: Read) -> None:

@@ -13,7 +13,6 @@ from tidegate.model.errors import OptionError
 from tidegate.plan.nodes import Sink
 from tidegate.plan.physical import JobPlan
 from tidegate.spark.hadoop_conf import store_access
-from tidegate.spark.session_tables import offer_tables
 from tidegate.storage import layout
 from tidegate.storage.access import StoreAccess
 from tidegate.storage.reachable import check_readable, check_writable
@@ -43,9 +42,6 @@ def reachable(spark: SparkSession, location: str, restore_from: str | None) -> S
     check_writable(location, access)
     if restore_from is not None:
         check_readable(restore_from, access)
-    if local_path(location) is None:
-        # Whoever has a query there wants to look at its checkpoints too.
-        offer_tables(spark, access)
     return access
 
 

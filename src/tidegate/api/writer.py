@@ -57,6 +57,7 @@ from tidegate.spark.session import (
     release_slots,
     use_driver_interpreter,
 )
+from tidegate.spark.session_tables import offer_tables
 from tidegate.spark.zones import zone_rules
 from tidegate.storage.store import local_path, open_store
 from tidegate.worker.settings import SlotSettings
@@ -416,6 +417,8 @@ class DataStreamWriter:
             feeds.stop()
             raise
         try:
+            # Whoever has a query wants to look at its checkpoints too.
+            offer_tables(spark, location, access)
             return self._handle(
                 coordinator,
                 spec,

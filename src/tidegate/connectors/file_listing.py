@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from tidegate.connectors.column_names import ColumnNames
 from tidegate.connectors.hadoop_glob import check_pattern, glob_regex, has_marks, matched_part, matching_paths
 from tidegate.model.errors import OptionError
 
@@ -36,6 +37,7 @@ class Listing:
     name_filter: str | None
     is_recursive: bool
     owner: str
+    names: ColumnNames
 
     def check(self) -> None:
         """Raises `OptionError` for a pattern that cannot be understood."""
@@ -52,12 +54,12 @@ class Listing:
         return in_reading_order(split for split in found if split is not None)
 
     def partition_of(self, path: str) -> Mapping[str, str | None]:
-        """The columns that the file's folders name, by lower-case name; None for no value."""
+        """The columns that the file's folders name, by `names`; None for no value."""
         if self.is_recursive:
             return {}
         # By the names alone: to look for the folders again would cost as much as listing them, for every file.
         root = matched_part(str(self.path), Path(path)) if is_glob(self.path) else self.path
-        return {} if root is None or not Path(path).is_relative_to(root) else _partition(root, Path(path))
+        return {} if root is None or not Path(path).is_relative_to(root) else self._partition(root, Path(path))
 
     def _roots(self) -> list[Path]:
         if not is_glob(self.path):
@@ -76,7 +78,7 @@ class Listing:
                 f"not follow yet: copy the committed files to another folder, or name that query's source."
             )
         files = list(self._walk(root))
-        columns = {tuple(_partition(root, path)) for path in files}
+        columns = {tuple(self._partition(root, path)) for path in files}
         if self.is_recursive or columns <= {()}:
             files = files if self.is_recursive else [path for path in files if path.parent == root]
         elif len(columns) > 1:
@@ -104,6 +106,15 @@ class Listing:
             elif entry.is_file():
                 yield Path(entry.path)
 
+    def _partition(self, root: Path, path: Path) -> dict[str, str | None]:
+        values: dict[str, str | None] = {}
+        for name in path.parent.relative_to(root).parts if path != root else ():
+            key, equals, value = name.partition("=")
+            if not equals or not key:
+                return {}
+            values[self.names.key(unquote(key))] = None if value == _NO_VALUE else unquote(value)
+        return values
+
 
 def in_reading_order(files: Iterable[FileSplit]) -> list[FileSplit]:
     return sorted(files, key=lambda file: (file.modified_ns, file.path))
@@ -112,16 +123,6 @@ def in_reading_order(files: Iterable[FileSplit]) -> list[FileSplit]:
 def is_glob(path: Path) -> bool:
     # A path that is there as written is meant as written, whatever characters it has.
     return has_marks(str(path)) and not path.exists()
-
-
-def _partition(root: Path, path: Path) -> dict[str, str | None]:
-    values: dict[str, str | None] = {}
-    for name in path.parent.relative_to(root).parts if path != root else ():
-        key, equals, value = name.partition("=")
-        if not equals or not key:
-            return {}
-        values[unquote(key).lower()] = None if value == _NO_VALUE else unquote(value)
-    return values
 
 
 def _is_hidden(name: str) -> bool:

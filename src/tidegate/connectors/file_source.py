@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
+from tidegate.connectors.column_names import ColumnNames
 from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows
 from tidegate.connectors.file_listing import FileSplit, Listing, in_reading_order
 from tidegate.connectors.hadoop_glob import has_marks
@@ -28,7 +29,7 @@ from tidegate.storage.decoding import from_msgpack
 FILE_OPTIONS = (
     "basePath", "cleanSource", "fileNameOnly", "ignoreCorruptFiles", "ignoreMissingFiles", "latestFirst", "maxFileAge",
     "maxBytesPerTrigger", "maxFilesPerTrigger", "path", "pathGlobFilter", "recursiveFileLookup", "maxCachedFiles",
-    "discardCachedInputRatio", "checkpointIntervalMs", "readColumns", "sessionTimeZone",
+    "discardCachedInputRatio", "checkpointIntervalMs", "readColumns", "sessionTimeZone", "sessionCaseSensitive",
 )  # fmt: skip
 _NO_FILES_RETRY_MS = 1000.0
 _DEFAULT_AGE = "7d"
@@ -156,6 +157,7 @@ def file_source(options: Options, fmt: FileFormat, schema: pa.Schema, *, owner: 
         name_filter=options.text("pathGlobFilter", default="") or None,
         is_recursive=options.flag("recursiveFileLookup", default=False),
         owner=owner,
+        names=column_names(options),
     )
     listing.check()
     if not has_marks(str(path)) and not path.exists():
@@ -182,6 +184,11 @@ def file_source(options: Options, fmt: FileFormat, schema: pa.Schema, *, owner: 
     for file in listing.files():  # Folders that cannot be read are refused now, not in a running job.
         partition_columns(source, file.path)
     return source
+
+
+def column_names(options: Options) -> ColumnNames:
+    is_exact = options.flag("sessionCaseSensitive", default=False)
+    return ColumnNames.AS_WRITTEN if is_exact else ColumnNames.IN_ANY_CASE
 
 
 def _pace(options: Options, owner: str) -> Pace:
@@ -337,8 +344,8 @@ class FileReader:
         """The wanted columns, with those that come from the file's folders and those that nobody reads."""
         arrays = []
         for column in self._source.schema:
-            if column.name.lower() in self._partition:
-                value = self._partition[column.name.lower()]
+            if (key := self._source.listing.names.key(column.name)) in self._partition:
+                value = self._partition[key]
                 arrays.append(
                     partition_array(value, column, count=rows.num_rows, zone=self._source.zone, path=file.path)
                 )
@@ -361,7 +368,8 @@ class FileReader:
     def _open(self, progress: FileProgress) -> FileRows:
         file = progress.file
         self._partition = partition_columns(self._source, file.path)
-        columns = pa.schema([c for c in self._source.schema if c.name.lower() not in self._partition])
+        key = self._source.listing.names.key
+        columns = pa.schema([column for column in self._source.schema if key(column.name) not in self._partition])
         read = self._source.read_columns
         wanted = [name for name in columns.names if read is None or name in read]
         if not wanted and not isinstance(self._source.format, MayBeMalformed):
@@ -377,7 +385,7 @@ class FileReader:
 
 def partition_columns(source: FileSource, path: str) -> Mapping[str, str | None]:
     found = source.listing.partition_of(path)
-    missing = set(found) - {name.lower() for name in source.schema.names}
+    missing = set(found) - set(map(source.listing.names.key, source.schema.names))
     if missing:
         raise OptionError(
             f"The file {path} lies in folders that name the column {sorted(missing)[0]!r}, which the query's schema "

@@ -1,49 +1,55 @@
 """Arrays, maps and structs of a file as the nested types of a wanted schema, field by field, by Spark's rules.
 
-Fields are matched by name, in any case; a missing one is null, one that is not wanted is left out. What to do with
-the values inside is the caller's.
+Fields are matched by name; a missing one is null, one that is not wanted is left out. What to do with the values inside
+is the caller's.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from tidegate.connectors.column_names import ColumnNames
 from tidegate.plan.kernels.lists import list_array, lists_of, struct_array
 from tidegate.plan.key_groups import validity_of
 
+Cast: TypeAlias = Callable[["pa.Array[Any]", pa.DataType, ColumnNames], "pa.Array[Any]"]
+
 
 def can_fit(
-    stored: pa.DataType, wanted: pa.DataType, can_read: Callable[[pa.DataType, pa.DataType], bool]
+    stored: pa.DataType,
+    wanted: pa.DataType,
+    names: ColumnNames,
+    can_read: Callable[[pa.DataType, pa.DataType, ColumnNames], bool],
 ) -> bool | None:
     """Whether a nested type can be read as another; None if they are not nested alike."""
     if pa.types.is_map(stored) and pa.types.is_map(wanted):
-        return can_read(stored.key_type, wanted.key_type) and can_read(stored.item_type, wanted.item_type)
+        parts = ((stored.key_type, wanted.key_type), (stored.item_type, wanted.item_type))
+        return all(can_read(inner, wanted_inner, names) for inner, wanted_inner in parts)
     if _is_array(stored) and pa.types.is_list(wanted):
-        return can_read(stored.value_type, wanted.value_type)
+        return can_read(stored.value_type, wanted.value_type, names)
     if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
-        positions = _positions(stored, wanted)
+        positions = _positions(stored, wanted, names)
         return positions is not None and all(
-            can_read(stored.field(at).type, field.type)
+            can_read(stored.field(at).type, field.type, names)
             for at, field in zip(positions, wanted, strict=True)
             if at is not None
         )
     return None
 
 
-def fit(
-    column: "pa.Array[Any]", wanted: pa.DataType, cast: Callable[["pa.Array[Any]", pa.DataType], "pa.Array[Any]"]
-) -> "pa.Array[Any]":
+def fit(column: "pa.Array[Any]", wanted: pa.DataType, names: ColumnNames, cast: Cast) -> "pa.Array[Any]":
     """The column in the wanted type, for types that `can_fit`; `cast` converts what is inside."""
     if pa.types.is_struct(wanted):
-        return _fit_struct(column, wanted, cast)
+        return _fit_struct(column, wanted, names, cast)
     lists = lists_of(_with_usual_offsets(column))
     elements = lists.elements()
     if pa.types.is_map(wanted):
-        parts = [cast(elements.field(0), wanted.key_type), cast(elements.field(1), wanted.item_type)]
+        kinds = (wanted.key_type, wanted.item_type)
+        parts = [cast(elements.field(at), kind, names) for at, kind in enumerate(kinds)]
         entry = pa.struct([pa.field("key", wanted.key_type, nullable=False), pa.field("value", wanted.item_type)])
         return list_array(wanted, lists.lengths, struct_array(entry, parts, len(elements), None), lists.valid)
-    return list_array(wanted, lists.lengths, cast(elements, wanted.value_type), lists.valid)
+    return list_array(wanted, lists.lengths, cast(elements, wanted.value_type, names), lists.valid)
 
 
 def has_intervals(type_: pa.DataType) -> bool:
@@ -70,23 +76,21 @@ def _with_usual_offsets(column: "pa.Array[Any]") -> "pa.Array[Any]":
     return column.cast(pa.list_(column.type.value_field))
 
 
-def _fit_struct(
-    column: "pa.Array[Any]", wanted: pa.DataType, cast: Callable[["pa.Array[Any]", pa.DataType], "pa.Array[Any]"]
-) -> "pa.Array[Any]":
-    positions = _positions(column.type, wanted)
+def _fit_struct(column: "pa.Array[Any]", wanted: pa.DataType, names: ColumnNames, cast: Cast) -> "pa.Array[Any]":
+    positions = _positions(column.type, wanted, names)
     assert positions is not None, "the types were compared before"
     parts = [
-        pa.nulls(len(column), field.type) if at is None else cast(column.field(at), field.type)
+        pa.nulls(len(column), field.type) if at is None else cast(column.field(at), field.type, names)
         for at, field in zip(positions, wanted, strict=True)
     ]
     return struct_array(wanted, parts, len(column), validity_of(column))
 
 
-def _positions(stored: pa.DataType, wanted: pa.DataType) -> list[int | None] | None:
+def _positions(stored: pa.DataType, wanted: pa.DataType, names: ColumnNames) -> list[int | None] | None:
     """Where each wanted field stands in the stored struct; None if a name fits several."""
-    by_lower: dict[str, int] = {}
+    by_key: dict[str, int] = {}
     for at, field in enumerate(stored):
-        if field.name.lower() in by_lower:
+        if names.key(field.name) in by_key:
             return None
-        by_lower[field.name.lower()] = at
-    return [by_lower.get(field.name.lower()) for field in wanted]
+        by_key[names.key(field.name)] = at
+    return [by_key.get(names.key(field.name)) for field in wanted]

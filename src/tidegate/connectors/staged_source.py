@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
+from tidegate.connectors.column_names import ColumnNames
 from tidegate.connectors.options import Options
 from tidegate.connectors.parquet_file import ParquetRows
 from tidegate.connectors.range_source import RangeSource
@@ -230,7 +231,7 @@ class StagedStream:
         part = from_msgpack(partition, StagedPart)
         self._check_columns(part)
         path = str(self._folder.path / part.path)
-        rows = ParquetRows(path, self._file_schema, size_bytes=part.size_bytes, first_row=0)
+        rows = ParquetRows(path, self._file_schema, ColumnNames.AS_WRITTEN, size_bytes=part.size_bytes, first_row=0)
         try:
             while (piece := rows.next_rows(_READ_ROWS)) is not None:
                 yield pa.RecordBatch.from_arrays(piece.columns, schema=self._schema)

@@ -29,11 +29,19 @@ def read_file_relation(relation: Any, schema: pa.Schema) -> Scan:
     if not options.get("path"):
         raise OptionError(f"The {format_name} source has no path: give one to spark.readStream.{format_name}(...).")
     options["path"] = _qualified(options["path"])
-    options["sessiontimezone"] = str(_session_conf().sessionLocalTimeZone())
+    # Of the session that the source belongs to, which need not be the one that is active.
+    settings = source.sparkSession().sessionState().conf()
+
+    def setting(name: str, default: str) -> str:
+        return str(settings.getConfString(name, default))
+
+    options["sessiontimezone"] = str(settings.sessionLocalTimeZone())
+    if setting("spark.sql.caseSensitive", "false").lower() == "true":
+        options["sessioncasesensitive"] = "true"
     if format_name not in ("json", "csv"):
         return Scan(format_name, options, schema)
-    scan = Scan(format_name, with_session_defaults(options, _setting), schema)
-    check_readable(scan, _setting)
+    scan = Scan(format_name, with_session_defaults(options, setting), schema)
+    check_readable(scan, setting)
     return scan
 
 
@@ -59,14 +67,6 @@ def _lower_keys(options: dict[str, str]) -> dict[str, str]:
 
 def _java_map(scala_map: Any) -> dict[str, str]:
     return dict(_jvm().scala.jdk.javaapi.CollectionConverters.asJava(scala_map))
-
-
-def _setting(name: str, default: str) -> str:
-    return str(_session_conf().getConfString(name, default))
-
-
-def _session_conf() -> Any:
-    return _jvm().org.apache.spark.sql.internal.SQLConf.get()
 
 
 def _qualified(path: str) -> str:
