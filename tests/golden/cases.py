@@ -64,11 +64,18 @@ class Backend(Enum):
         return self in (Backend.HEAP_CHANGELOG, Backend.ROCKSDB_CHANGELOG)
 
     def options(self) -> dict[str, str]:
-        if not self.has_changelog:
-            return {"state.backend": self.value}
-        below = Backend.HEAP if self is Backend.HEAP_CHANGELOG else Backend.ROCKSDB
         # So short that there are several images in a case.
-        return {**below.options(), "state.changelog": "true", "state.changelog.materializeInterval": "500ms"}
+        changelog = {"state.changelog": "true", "state.changelog.materializeInterval": "500ms"}
+        match self:
+            case Backend.HEAP:
+                return {"state.backend": "heap"}
+            case Backend.ROCKSDB:
+                # So little that groups, keys and rows of joins are mostly on disk.
+                return {"state.backend": "rocksdb", "state.rocksdb.rowMemory": "4KiB"}
+            case Backend.HEAP_CHANGELOG:
+                return {"state.backend": "heap", **changelog}
+            case Backend.ROCKSDB_CHANGELOG:
+                return {"state.backend": "rocksdb", **changelog}
 
 
 class Beside(Enum):

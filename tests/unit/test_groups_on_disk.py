@@ -16,12 +16,21 @@ from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_tiny_
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
 from tidegate.operators import aggregate, compaction, evicted_rows, log_book, logged_rows
+from tidegate.operators.accumulators import collected
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.keys_seen import KeysSeen
 from tidegate.plan.expressions import Column
 from tidegate.plan.key_groups import hash_rows, key_group_of
-from tidegate.plan.nodes import AggregateCall, AggregateFunction, EventTime, EventTimeKey, GroupRows, OutputMode
+from tidegate.plan.nodes import (
+    AggregateCall,
+    AggregateFunction,
+    EventTime,
+    EventTimeKey,
+    GroupRows,
+    OutputMode,
+    SketchTables,
+)
 from tidegate.plan.physical import AggregateSpec
 from tidegate.protocol.rescale import key_group_floors
 from tidegate.protocol.watermarks import KeyGroupFloors
@@ -36,6 +45,8 @@ SECOND_US = 1_000_000
 Row: TypeAlias = tuple[Any, ...]
 
 AnyKey: TypeAlias = tuple[int | None, str | None]
+# As Spark's are made, not as they are.
+SKETCH = SketchTables(4, tuple(map(float, range(8))), (0.0,) * 8, 10.0)
 
 
 def spec_of(
@@ -52,13 +63,28 @@ def spec_of(
         AggregateCall(AggregateFunction.MIN, (x,), pa.float64(), True),
     ]
     if lists:
-        calls.append(AggregateCall(AggregateFunction.COLLECT_LIST, (v,), pa.list_(pa.int64()), True))
+        seen = Column(0, "text", pa.string())
+        calls += [
+            AggregateCall(AggregateFunction.COLLECT_LIST, (v,), pa.list_(pa.int64()), True),
+            AggregateCall(AggregateFunction.COLLECT_LIST_WITH_NULLS, (text,), pa.list_(pa.string()), True),
+            AggregateCall(AggregateFunction.COLLECT_SET, (text,), pa.list_(pa.string()), True),
+            AggregateCall(AggregateFunction.COUNT, (seen,), pa.int64(), True, distinct=(text, x)),
+            AggregateCall(AggregateFunction.SUM, (Column(0, "v", pa.int64()),), pa.int64(), True, distinct=(v,)),
+            AggregateCall(AggregateFunction.APPROX_COUNT_DISTINCT, (v,), pa.int64(), True, sketch=SKETCH),
+        ]
     kinds = [*(kind for _, kind in keys), *(call.type for call in calls)]
-    schema = pa.schema([(f"c{at}", kind) for at, kind in enumerate(kinds)])
-    results = tuple(Column(at, f"c{at}", kind) for at, kind in enumerate(kinds))
+    names = [f"c{at}" for at in range(len(keys))]
+    names += [f"{_prefix_of(call)}{len(keys) + at}" for at, call in enumerate(calls)]
+    schema = pa.schema(list(zip(names, kinds, strict=True)))
+    results = tuple(Column(at, name, kind) for at, (name, kind) in enumerate(zip(names, kinds, strict=True)))
     event_time = EventTime(0, EventTimeKey.WINDOW) if with_window else None
     spec = AggregateSpec(len(keys), tuple(calls), results, pa.schema([*keys, *values]), schema, mode)
     return replace(spec, event_time=event_time, group_rows=group_rows)
+
+
+def _prefix_of(call: AggregateCall) -> str:
+    """Sets are named as such, for they have no order."""
+    return "set" if call.function is AggregateFunction.COLLECT_SET else "c"
 
 
 @dataclass
@@ -174,7 +200,11 @@ def _meet(one: KeyGroupRange, other: KeyGroupRange) -> bool:
 
 
 def _rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
-    return [tuple(map(repr, row.values())) for batch in batches for row in batch.to_pylist()]
+    return [
+        tuple(repr(sorted(value)) if name.startswith("set") else repr(value) for name, value in row.items())
+        for batch in batches
+        for row in batch.to_pylist()
+    ]
 
 
 def _newest(rows: Sequence[Row], key_count: int) -> dict[Row, Row]:
@@ -217,6 +247,7 @@ steps = st.lists(
 def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     take_tiny_steps(monkeypatch)
     monkeypatch.setattr(aggregate, "_FEW_GROUPS", 2)
+    monkeypatch.setattr(collected, "_FOUND_AT_ONCE", 4)
 
 
 SPECS = {
@@ -226,6 +257,7 @@ SPECS = {
     "append": spec_of(mode=OutputMode.APPEND, with_window=True),
     "update of windows": spec_of(mode=OutputMode.UPDATE, with_window=True),
     "lists": spec_of(mode=OutputMode.APPEND, with_window=True, lists=True),
+    "lists in update": spec_of(mode=OutputMode.UPDATE, lists=True),
 }
 
 
@@ -276,9 +308,8 @@ def backends(tmp_path: Path) -> Iterator[RocksBackends]:
     opened.close()
 
 
-def on_disk(backends: RocksBackends, restored: list[RestoredSection] | None = None) -> Subtask:
-    spec = SPECS["update"]
-    return Subtask(spec, KeyGroupRange(0, KEY_GROUPS), backends, ([], restored or []))
+def on_disk(backends: RocksBackends, restored: list[RestoredSection] | None = None, name: str = "update") -> Subtask:
+    return Subtask(SPECS[name], KeyGroupRange(0, KEY_GROUPS), backends, ([], restored or []))
 
 
 def stored_bytes(sections: Sequence[RestoredSection], known: set[str]) -> int:

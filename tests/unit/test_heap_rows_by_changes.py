@@ -65,7 +65,6 @@ class Running:
             none,
             none,
             open_rows=lambda: backends.open_rows(ALL),
-            open_log=lambda: backends.open_log(ALL),
             open_runs=lambda: backends.open_runs(ALL),
         )
         self.operator.open(context, restored)

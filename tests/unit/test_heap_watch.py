@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit import test_groups_on_disk as groups
 from tests.unit import test_keys_on_disk as keys
+from tests.unit import test_windows_of_groups as sessions
 from tests.unit.test_stream_join import join
 from tidegate.coordinator.heap_watch import HeapWatch
 from tidegate.coordinator.job import JobSpec
@@ -15,7 +16,7 @@ from tidegate.coordinator.views import TaskCheckpointView
 from tidegate.model.ids import EdgeId, SlotIndex, VertexId
 from tidegate.network.address import SlotAddress
 from tidegate.network.messages import SlotIntroduction
-from tidegate.plan.nodes import EventTime, EventTimeKey, JoinType
+from tidegate.plan.nodes import EventTimeKey, JoinType, OutputMode
 from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, OperatorSpec, TransformWithStateSpec, Vertex
 from tidegate.testing.local_jobs import local_job
 from tidegate.worker.machine_memory import machine_memory_bytes
@@ -75,14 +76,15 @@ def test_what_rocksdb_cannot_hold_needs_memory() -> None:
 MOVABLE_GROUPS = groups.SPECS["append"]
 MOVABLE: dict[str, OperatorSpec] = {
     "groups": MOVABLE_GROUPS,
+    "groups with lists": groups.SPECS["lists"],
     "keys": keys.SPECS["for ever"],
+    "keys that are forgotten after a while": keys.SPECS["for ten seconds"],
+    "sessions": sessions.spec_of(OutputMode.APPEND, EventTimeKey.SESSION),
     "join": join(JoinType.INNER),
 }
 STAYING: dict[str, OperatorSpec] = {
     "complete groups": groups.SPECS["complete"],
-    "groups with lists": groups.SPECS["lists"],
-    "keys that are forgotten after a while": keys.SPECS["for ten seconds"],
-    "sessions": replace(MOVABLE_GROUPS, event_time=EventTime(0, EventTimeKey.SESSION)),
+    "complete sessions": sessions.spec_of(OutputMode.COMPLETE, EventTimeKey.SESSION),
 }
 
 

@@ -187,3 +187,29 @@ def test_keys_that_do_not_fit_are_not_in_memory(monkeypatch: pytest.MonkeyPatch)
             both.process([(f"key {number}", 0) for number in range(start, start + 500)])
         in_memory, mostly_on_disk = (operator.index.count for operator in both.operators)
         assert (in_memory, mostly_on_disk < 4_000) == (20_000, True)
+
+
+def test_keys_on_disk_are_forgotten_some_time_after_their_first_row() -> None:
+    with opened_backends(rows_memory_bytes=1) as backends:
+        both = Both(SPECS["for ten seconds"], backends)
+        for at_s in (1, 21, 41):
+            for start in range(0, 60, 10):
+                both.process([(f"key {number}", at_s) for number in range(start, start + 10)])
+            on_disk = both.operators[1]
+            assert on_disk.index.count < 40, "of sixty"
+            both.on_watermark((at_s + 9) * 1000)
+            both.process([(f"key {number}", at_s) for number in range(60)])
+            assert sum(entries_of(on_disk)) > 0
+            both.on_watermark((at_s + 10) * 1000)
+            assert entries_of(on_disk) == (0, 0)
+            del on_disk
+        del both
+
+
+def entries_of(operator: DeduplicateOperator) -> tuple[int, int]:
+    """On disk: of rows, and of ends."""
+    assert operator._on_disk is not None and operator._on_disk._evicted is not None
+    evicted = operator._on_disk._evicted
+    assert evicted._by_end is not None
+    counts = [sum(len([*state.scan(group)]) for group in range(8)) for state in (evicted._state, evicted._by_end)]
+    return counts[0], counts[1]

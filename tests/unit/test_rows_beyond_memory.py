@@ -13,7 +13,7 @@ from tests.unit.test_heap_rows_by_changes import Running, in_memory
 from tidegate.model.errors import DidNotHappen
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators import aggregate, deduplicate, logged_rows
-from tidegate.operators.evicted_rows import EvictedRows
+from tidegate.operators.evicted_rows import Ends, EvictedRows
 from tidegate.plan.key_groups import hash_rows
 from tidegate.state.contract import ROW_LOG_SECTION
 from tidegate.state.stepwise_file import Pieces, StepwiseFile
@@ -112,7 +112,7 @@ def test_finding_that_nothing_is_due_reads_one_entry_of_each_key_group(
         schema,
         key_count=2,
         max_parallelism=8,
-        ends_of=lambda keys: keys[0].to_numpy().astype(np.int64),
+        ends=Ends(lambda keys: keys[0].to_numpy().astype(np.int64), is_in_key=True),
         restored=[],
     )
     ends = np.repeat([10, 20], 4_000)

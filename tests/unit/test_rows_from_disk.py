@@ -49,7 +49,7 @@ SPECS: dict[str, OperatorSpec] = {
 # RocksDB syncs what it writes.
 _IN_MEMORY = "/dev/shm"
 # Those of which some rows leave memory.
-WRITTEN_AWAY = {"groups", "windows", "keys for ever", "keys by time"}
+WRITTEN_AWAY = SPECS.keys() - {"groups that stay in memory"}
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ def table_of(folder: Path, *left_out: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, list) else value
+    return sorted(value, key=repr) if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -220,7 +220,7 @@ def restored_from_savepoint(path: str, job: Job, parallelism: int) -> Job:
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
-@pytest.mark.parametrize("name", ["groups", "windows", "keys by time"])
+@pytest.mark.parametrize("name", ["groups", "groups with lists", "windows", "keys by time"])
 def test_a_query_goes_on_from_an_edited_savepoint_with_the_rows_that_were_on_disk(
     name: str, parallelism: int, tmp_path: Path, on_disk: RocksBackends
 ) -> None:
@@ -256,7 +256,7 @@ def test_a_query_goes_on_from_an_edited_savepoint_with_the_rows_that_were_on_dis
     store(in_memory, tmp_path / "all-in-memory")
     store(on, tmp_path / "after")
     assert table_of(tmp_path / "after", "subtask") == table_of(tmp_path / "all-in-memory", "subtask") != []
-    if name != "groups":
+    if not name.startswith("groups"):
         # Groups that change are shown more often the less room there is.
         assert on.results() == in_memory.results() != []
 

@@ -1,4 +1,4 @@
-"""Whatever comes, session windows with a log give, and store, what those that are snapshotted whole do."""
+"""Whatever comes, session windows in a log and on disk give, and store, what those that are snapshotted whole do."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,10 @@ from tests.unit.test_windows_of_groups import ALL, Running, batch_of, spec_of
 from tests.unit.tiny_steps import InTurn, opened_backends, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, range_of
-from tidegate.operators import numbered_log, session_aggregate, session_compaction
+from tidegate.operators import numbered_log, session_aggregate, session_compaction, sessions_on_disk
 from tidegate.operators.build import build_operator
 from tidegate.operators.session_aggregate import SessionAggregateOperator
+from tidegate.operators.stored_groups import row_format
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.nodes import EventTimeKey, OutputMode
 from tidegate.plan.physical import AggregateSpec
@@ -63,7 +64,7 @@ class Logged(Running):
     ) -> None:
         super().__init__(spec, (), key_groups)
         self.operator = build_operator(spec)
-        self.context = replace(self.context, open_log=lambda: backends.open_log(key_groups))
+        self.context = replace(self.context, open_rows=lambda: backends.open_rows(key_groups))
         self.operator.open(self.context, restored)
 
     def is_consistent(self) -> bool:
@@ -78,14 +79,31 @@ def sessions_in(sections: Sequence[Section]) -> Counter[Any]:
 
 
 def sessions_of(running: Running) -> Counter[Any]:
+    """Wherever they are."""
     operator = running.operator
     assert isinstance(operator, SessionAggregateOperator)
-    kept = operator._log, operator._logged
-    operator._log = operator._logged = None
+    kept = operator._store, operator._logged
+    operator._store = operator._logged = None
     try:
-        return sessions_in(operator.snapshot())
+        in_memory = sessions_in(operator.snapshot())
     finally:
-        operator._log, operator._logged = kept
+        operator._store, operator._logged = kept
+    # Those that are about to leave are in memory still.
+    return in_memory | Counter(Running(COMPLETE, away_of(operator)).flushed())
+
+
+def away_of(operator: SessionAggregateOperator) -> list[RestoredSection]:
+    disk, format = operator._on_disk, row_format(operator._stored_schema)
+    if disk is None or disk._evicted is None:
+        return []
+    stored = map(disk._sessions_in, disk._evicted.all_rows(range(128), 100))
+    encoded = [b"".join(format.encoded(each, hash_rows(each, 1), 128)) for each in stored]
+    return [RestoredSection(format.name, ALL, memoryview(each)) for each in encoded]
+
+
+def in_memory(running: Running) -> int:
+    assert isinstance(running.operator, SessionAggregateOperator)
+    return int(running.operator._sessions.count)
 
 
 class Job:
@@ -166,7 +184,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("spec", [APPEND, COMPLETE], ids=["append", "complete"])
 @settings(max_examples=150, deadline=None)
-@given(drawn=steps, memory_bytes=st.sampled_from([1, None]))
+@given(drawn=steps, memory_bytes=st.sampled_from([1, 2000, 1 << 30, None]))
 def test_logged_sessions_give_and_store_what_those_in_memory_do(
     spec: AggregateSpec, drawn: list[Any], memory_bytes: int | None
 ) -> None:
@@ -272,6 +290,57 @@ def test_sessions_that_rows_make_one_are_one_after_a_restore(backends: RocksBack
     assert again.stored() == []
 
 
+def test_sessions_that_do_not_fit_are_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with opened_backends(rows_memory_bytes=512 << 10) as backends:
+        job = Job(APPEND, backends)
+        for at in range(0, 20_000, 500):
+            # A second one of each tenth key, far behind the first.
+            job.process([*keys(range(at, at + 500)), *keys(range(at, at + 500, 10), at_ms=500)])
+        ((_, whole, on_disk),) = job.pairs
+        assert (in_memory(whole), in_memory(on_disk) < 7_000) == (22_000, True)
+        job.restore(job.snapshot(), 1, from_heap=False)
+        ((_, whole, on_disk),) = job.pairs
+        assert in_memory(on_disk) < 7_000
+        job.process(keys(range(0, 20_000, 7), at_ms=5))
+        job.advance(10, 0)
+        job.check()
+        assert (in_memory(on_disk) < 7_000, sum(sessions_of(on_disk).values())) == (True, 2_858 + 2_000)
+        job.advance(10_000, 0)
+        job.check()
+        assert (in_memory(on_disk), sessions_of(on_disk)) == (0, Counter())
+        del job, whole, on_disk
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_key_that_is_about_to_leave_stays_when_something_happens_to_it(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """Written already, and in memory still, in the midst of those that leave and of leaving them behind."""
+    monkeypatch.setattr(sessions_on_disk, "_WRITTEN_PER_ADDED", 0)
+    with opened_backends(rows_memory_bytes=1) as backends:
+        states = set()
+        for others in range(30):
+            job = Job(APPEND, backends)
+            job.process([*keys(range(30)), *keys(range(30), at_ms=200)])
+            ((_, _, on_disk),) = job.pairs
+            operator = on_disk.operator
+            assert isinstance(operator, SessionAggregateOperator) and operator._on_disk is not None
+            for number in range(others):
+                job.process([(f"other {number}", (500, 510), 1)])
+            states.add((operator._on_disk.is_leaving(), operator._compaction is not None))
+            if ends:
+                job.advance(10, 200)
+            else:
+                job.process(keys(range(0, 30, 3), at_ms=5))
+            job.check()
+            job.restore(job.snapshot(), 1, from_heap=False)
+            job.advance(10_000, 0)
+            job.check()
+            del job, on_disk, operator
+        assert states >= {(True, False), (True, True)}
+
+
 def test_a_snapshot_is_of_its_moment(backends: RocksBackends) -> None:
     running = Logged(backends)
     running.process(keys(range(30)))
@@ -289,7 +358,13 @@ def test_what_was_in_a_log_is_not_taken_for_state_in_memory(backends: RocksBacke
         Running(APPEND, running.stored())
 
 
-def test_sessions_in_a_log_are_the_table_that_sessions_in_memory_are(tmp_path: Path, backends: RocksBackends) -> None:
+@pytest.mark.parametrize("rows_memory_bytes", [1, 1 << 30])
+def test_sessions_on_disk_are_the_table_that_sessions_in_memory_are(tmp_path: Path, rows_memory_bytes: int) -> None:
+    with opened_backends(rows_memory_bytes=rows_memory_bytes) as backends:
+        check_tables(tmp_path, backends)
+
+
+def check_tables(tmp_path: Path, backends: RocksBackends | InTurn) -> None:
     job = Job(APPEND, backends)
     job.process(keys(range(30)))
     job.restore(job.snapshot(), 2, from_heap=False)

@@ -10,9 +10,8 @@ import pytest
 
 from tests.in_memory import folder_in_memory
 from tidegate.model.ids import KeyGroupRange
-from tidegate.operators import block_marks, compaction, log_book, logged_rows, rows_on_disk
+from tidegate.operators import block_marks, compaction, log_book, logged_rows, rows_on_disk, sessions_on_disk
 from tidegate.state.contract import Section
-from tidegate.state.row_log import RowLog
 from tidegate.state.row_store import RowStore, RunStore
 from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBackends
 
@@ -21,6 +20,8 @@ def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_on_disk, "_LEAST_WRITTEN", 3)
     monkeypatch.setattr(rows_on_disk, "_PUT_AT_ONCE", 2)
     monkeypatch.setattr(rows_on_disk, "_LOOKED_UP", 5)
+    monkeypatch.setattr(sessions_on_disk, "_LEAST_WRITTEN", 3)
+    monkeypatch.setattr(sessions_on_disk, "_AT_ONCE", 2)
     monkeypatch.setattr(log_book, "PART_ROWS", 4)
     monkeypatch.setattr(log_book, "FILE_ROWS", 8)
     monkeypatch.setattr(log_book, "SMALL_FILE_ROWS", 3)
@@ -52,9 +53,6 @@ class InTurn:
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
         return next(self._turns).open_rows(key_groups)
-
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
-        return next(self._turns).open_log(key_groups)
 
     def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
         return next(self._turns).open_runs(key_groups)

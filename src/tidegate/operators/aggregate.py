@@ -17,6 +17,7 @@ from tidegate.operators.block_marks import BlockMarks
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
 from tidegate.operators.compaction import Compacted, Compaction, kept
 from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.evicted_rows import Ends
 from tidegate.operators.expiry import Expiry, end_of
 from tidegate.operators.rows_on_disk import RowsOnDisk, as_wanted
 from tidegate.operators.stored_groups import row_format, sections_of, stored_batches
@@ -222,7 +223,7 @@ class AggregateOperator:
             row_format(self._stored_schema),
             key_count=self._spec.key_count,
             context=self._context,
-            ends_of=None if end_key is None else lambda keys: end_of(keys[end_key]),
+            ends=None if end_key is None else Ends(lambda keys: end_of(keys[end_key]), is_in_key=True),
             stays=stays_because(self._spec),
             restored=restored,
         )

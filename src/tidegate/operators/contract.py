@@ -13,7 +13,6 @@ from tidegate.model.clock import Clock
 from tidegate.model.ids import KeyGroupRange, TaskId
 from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.contract import RestoredSection, Section, StateBackend
-from tidegate.state.row_log import RowLog
 from tidegate.state.row_store import RowStore, RunStore
 
 Emit: TypeAlias = Callable[[pa.RecordBatch], None]
@@ -219,7 +218,6 @@ class TaskContext:
     """`floors`: how far event time had come for key groups that were restored from other subtasks.
 
     `open_rows`: where an operator keeps rows, empty; None if it keeps them in memory and snapshots them whole.
-    `open_log`: for one that keeps its rows in memory, and snapshots what changed; None as for `open_rows`.
     `open_runs`: for one whose rows never change, as `open_rows`.
     """
 
@@ -234,7 +232,6 @@ class TaskContext:
     late_rows: LateRows = field(default_factory=LateRows)
     open_calls: OpenCalls = _no_calls
     open_rows: Callable[[], RowStore | None] = _in_memory
-    open_log: Callable[[], RowLog | None] = _in_memory
     open_runs: Callable[[], RunStore | None] = _in_memory
 
 

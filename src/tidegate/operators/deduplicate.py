@@ -15,6 +15,7 @@ from tidegate.operators.accumulators.contract import Frozen
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, fixed_array, slots_array
 from tidegate.operators.compaction import Compacted, Compaction, kept
 from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.evicted_rows import Ends
 from tidegate.operators.expiry import MOST_FOUND, Expiry, end_of
 from tidegate.operators.rows_on_disk import RowsOnDisk, as_wanted
 from tidegate.operators.stored_rows import RowFormat
@@ -216,17 +217,27 @@ class DeduplicateOperator:
         return on_disk
 
     def _rows_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> RowsOnDisk:
-        end_key = end_key_of(self._spec)
         return RowsOnDisk(
             store,
             self,
             self._format,
             key_count=self._spec.key_count,
             context=self._context,
-            ends_of=None if end_key is None else lambda keys: end_of(keys[end_key]),
-            stays=stays_because(self._spec),
+            ends=self._ends(),
+            stays=None,
             restored=restored,
         )
+
+    def _ends(self) -> Ends | None:
+        match self._spec.forget:
+            case None:
+                return None
+            case ForgetByKey(key=key):
+                return Ends(lambda columns: end_of(columns[key]), is_in_key=True)
+            case ForgetAfterDelay():
+                return Ends(lambda columns: fixed_values_of(columns[self._spec.key_count]), is_in_key=False)
+            case _:
+                assert_never(self._spec.forget)
 
     def _leave_some(self, disk: RowsOnDisk, added: int) -> None:
         """A step of it, when there are more keys in memory than there is room for."""
@@ -288,11 +299,6 @@ def stored_schema(spec: DeduplicateSpec) -> pa.Schema:
 def end_key_of(spec: DeduplicateSpec) -> int | None:
     """Which of the keys is the time at which it is forgotten."""
     return spec.forget.key if isinstance(spec.forget, ForgetByKey) else None
-
-
-def stays_because(spec: DeduplicateSpec) -> str | None:
-    """Why all keys are kept in memory, if they are."""
-    return "they are forgotten some time after their first row" if isinstance(spec.forget, ForgetAfterDelay) else None
 
 
 def _key_types(spec: DeduplicateSpec) -> list[pa.DataType]:

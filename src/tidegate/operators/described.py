@@ -7,9 +7,10 @@ import pyarrow as pa
 from tidegate.operators import (
     aggregate,
     deduplicate,
+    evicted_rows,
     logged_sessions,
-    rows_on_disk,
     session_aggregate,
+    sessions_on_disk,
     stored_groups,
     stream_join,
 )
@@ -126,13 +127,16 @@ def can_leave_memory(spec: OperatorSpec) -> bool:
     match spec:
         case TransformWithStateSpec() | ConnectSpec() | StreamJoinSpec():
             return True
-        case AggregateSpec() if not _is_of_sessions(spec):
+        case AggregateSpec() if _is_of_sessions(spec):
+            stored, stays = session_aggregate.stored_schema(spec), aggregate.stays_because(spec)
+            return evicted_rows.can_leave_memory(stored, key_count=spec.key_count - 1, stays=stays)
+        case AggregateSpec():
             stored, stays = aggregate.stored_schema(spec), aggregate.stays_because(spec)
         case DeduplicateSpec():
-            stored, stays = deduplicate.stored_schema(spec), deduplicate.stays_because(spec)
+            stored, stays = deduplicate.stored_schema(spec), None
         case _:
             return False
-    return rows_on_disk.can_leave_memory(stored, key_count=spec.key_count, stays=stays)
+    return evicted_rows.can_leave_memory(stored, key_count=spec.key_count, stays=stays)
 
 
 def _has_zoned_keys(spec: OperatorSpec) -> bool:
@@ -180,10 +184,12 @@ def _groups(spec: AggregateSpec) -> StoredState:
     )
 
 
-def _groups_on_disk(spec: AggregateSpec) -> FormOnDisk | None:
-    """None for sessions, which stay in memory."""
+def _groups_on_disk(spec: AggregateSpec) -> FormOnDisk:
     if _is_of_sessions(spec):
-        return None
+        # The window is no part of the key that rows are sent by, nor of the one that entries are found by.
+        key_count = spec.key_count - 1
+        away = sessions_on_disk.away_schema(session_aggregate.stored_schema(spec), key_count)
+        return FormOnDisk(encode_schema(away), key_count)
     stored = encode_schema(aggregate.stored_schema(spec))
     return FormOnDisk(stored, spec.key_count, aggregate.end_key_of(spec))
 
@@ -192,7 +198,6 @@ def _sessions_in_log(spec: AggregateSpec) -> NumberedForm | None:
     if not _is_of_sessions(spec):
         return None
     stored = logged_sessions.logged_schema(session_aggregate.stored_schema(spec))
-    # The window is no part of the key that rows are sent by.
     return NumberedForm([encode_schema(stored)], logged_sessions.NUMBER, spec.key_count - 1)
 
 

@@ -16,7 +16,7 @@ from tidegate.operators.numbered_format import numbered
 from tidegate.operators.numbered_log import FrozenRows, KeptNumbers, NumberedLog, ReadPart
 from tidegate.operators.row_numbers import Changes, Numbers
 from tidegate.operators.stored_rows import RowFormat
-from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
+from tidegate.state.contract import RestoredSection, Section
 from tidegate.state.row_log import RowLog
 
 NUMBER: Final = "number"
@@ -102,10 +102,6 @@ class LoggedSessions:
         """Sessions of logs, with their numbers in this one, which are 0 for those of other logs."""
         for found in self._log.restored(sections):
             yield found.rows, found.numbers
-
-    @staticmethod
-    def is_own(section: RestoredSection) -> bool:
-        return section.name == ROW_LOG_SECTION
 
 
 def logged_schema(stored: pa.Schema) -> pa.Schema:

@@ -1,20 +1,25 @@
 """Rows as bytes, one string for each: those of equal rows are equal, and whoever wrote them reads them back.
 
-A row is the fixed part of all its columns, then the bytes of those of variable width. Must never touch single values
-in Python.
+A row is the fixed part of all its columns, then what is of variable width: of strings and bytes themselves, of a list
+its elements, which lie as rows do: the fixed parts of all of them, then what is of variable width. Bytes of rows are
+stored: a form, once released, must never change. Must never touch single values in Python.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.model.errors import UserCodeFailure
 from tidegate.operators.columnar import fixed_array, leaf_types, leaves_of, rebuilt
+from tidegate.operators.ragged_bytes import Cursor, Lengths, RaggedBytes, gathered, joined, sums_by_row
 from tidegate.plan.key_groups import is_variable_width, validity_of
 
 _Bytes = npt.NDArray[np.uint8]
+_Flags = npt.NDArray[np.bool_]
 _LENGTH_BYTES = 4
 _OFFSET_TYPES: dict[pa.DataType, str] = {
     pa.string(): "i4",
@@ -25,68 +30,132 @@ _OFFSET_TYPES: dict[pa.DataType, str] = {
 
 
 def can_encode(kind: pa.DataType) -> bool:
-    """Not lists and maps, nor structs with any."""
-    return all(leaf in _OFFSET_TYPES or _is_fixed(leaf) for leaf in leaf_types(kind))
+    """Not dictionaries, nor lists of a fixed size or as views, nor what holds any."""
+    return all(_can_encode_leaf(leaf) for leaf in leaf_types(kind))
 
 
 class RowCodec:
-    """Raises nothing for types that `can_encode`; floats are kept bit by bit."""
+    """For types that `can_encode`; floats are kept bit by bit."""
+
+    def __init__(self, kinds: Sequence[pa.DataType]) -> None:
+        self._layout = _Layout(kinds)
+
+    def encode(self, columns: Sequence[pa.Array], row_count: int) -> list[bytes]:
+        encoded = self._layout.encoded(columns, row_count, None)
+        return joined(encoded.heads, encoded.behind) if self._layout.has_variable else _split(encoded.heads)
+
+    def decode(self, rows: Sequence[bytes]) -> list[pa.Array]:
+        data, width = np.frombuffer(b"".join(rows), dtype=np.uint8), self._layout.width
+        cursor = Cursor(data, np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+        heads = cursor.take(np.full(len(rows), width)).reshape(len(rows), width)
+        return self._layout.decoded(heads, cursor, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """`place`: of its value in the fixed part, or of its length. `elements`: of a list, how they lie."""
+
+    kind: pa.DataType
+    place: slice
+    elements: "_Layout | None"
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """`heads`: the fixed parts, one line for each row or element."""
+
+    heads: _Bytes
+    behind: list[RaggedBytes]
+
+
+class _Layout:
+    """How rows lie that have columns of these types, or the elements of lists.
+
+    `per_row`: of elements, how many each row has in all its lists; None where there is one of them in each row.
+    """
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
         self._kinds = list(kinds)
-        self._leaves = [leaf for kind in kinds for leaf in leaf_types(kind)]
+        leaves = [leaf for kind in kinds for leaf in leaf_types(kind)]
         # Whether each leaf is there, then their values, or the lengths of values.
-        widths = [_LENGTH_BYTES if leaf in _OFFSET_TYPES else _width(leaf) for leaf in self._leaves]
-        self._starts = (len(self._leaves) + np.cumsum([0, *widths])).tolist()
-        self._has_variable = any(leaf in _OFFSET_TYPES for leaf in self._leaves)
+        ends = [len(leaves), *(len(leaves) + np.cumsum([_head_width(leaf) for leaf in leaves])).tolist()]
+        self._leaves = [
+            _Leaf(leaf, slice(*place), _Layout([_element_type(leaf)]) if _is_list(leaf) else None)
+            for leaf, place in zip(leaves, pairwise(ends), strict=True)
+        ]
+        self.width: int = ends[-1]
+        self.has_variable = any(leaf in _OFFSET_TYPES or _is_list(leaf) for leaf in leaves)
 
-    def encode(self, columns: Sequence[pa.Array], row_count: int) -> list[bytes]:
-        leaves = [leaf for column in columns for leaf in leaves_of(column)]
-        heads = np.zeros((row_count, self._starts[-1]), dtype=np.uint8)
-        variable: list[tuple[_Bytes, npt.NDArray[np.int64]]] = []
-        for at, (leaf, kind) in enumerate(zip(leaves, self._leaves, strict=True)):
-            valid = validity_of(leaf)
+    def encoded(self, columns: Sequence[pa.Array], count: int, per_row: Lengths | None) -> _Encoded:
+        arrays = [array for column in columns for array in leaves_of(column)]
+        heads = np.zeros((count, self.width), dtype=np.uint8)
+        behind: list[RaggedBytes] = []
+        for at, (array, leaf) in enumerate(zip(arrays, self._leaves, strict=True)):
+            valid = validity_of(array)
             heads[:, at] = 1 if valid is None else valid
-            place = slice(self._starts[at], self._starts[at + 1])
-            if kind in _OFFSET_TYPES:
-                data, lengths = _variable(leaf, kind, valid)
-                heads[:, place] = lengths.astype("<u4").view(np.uint8).reshape(-1, _LENGTH_BYTES)
-                variable.append((data, lengths))
+            if leaf.elements is not None:
+                elements, lengths = _listed(array, leaf.kind, valid)
+                heads[:, leaf.place] = _as_bytes(lengths)
+                behind += leaf.elements._encoded_elements(elements, sums_by_row(lengths, per_row))
+            elif leaf.kind in _OFFSET_TYPES:
+                data, lengths = _variable(array, leaf.kind, valid)
+                heads[:, leaf.place] = _as_bytes(lengths)
+                behind.append(RaggedBytes(data, sums_by_row(lengths, per_row)))
             else:
-                heads[:, place] = _fixed(leaf, kind)
+                heads[:, leaf.place] = _fixed(array, leaf.kind)
                 if valid is not None:
-                    heads[~valid, place] = 0
-        if not self._has_variable:
-            return _split(heads)
-        return _joined(heads, variable)
+                    heads[~valid, leaf.place] = 0
+        return _Encoded(heads, behind)
 
-    def decode(self, rows: Sequence[bytes]) -> list[pa.Array]:
-        data = np.frombuffer(b"".join(rows), dtype=np.uint8)
-        width = self._starts[-1]
-        if self._has_variable:
-            lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-            starts = np.cumsum(lengths) - lengths
-            heads = data[starts[:, None] + np.arange(width)]
-            at_bytes = starts + width
-        else:
-            heads = data.reshape(len(rows), width)
-            at_bytes = np.zeros(0, dtype=np.int64)
-        leaves = []
-        for at, kind in enumerate(self._leaves):
-            valid = heads[:, at] != 0
-            values = np.ascontiguousarray(heads[:, self._starts[at] : self._starts[at + 1]])
-            if kind in _OFFSET_TYPES:
-                lengths = values.view("<u4").reshape(-1).astype(np.int64)
-                leaves.append(_as_variable(kind, data[_places(at_bytes, lengths)], lengths, valid))
-                at_bytes = at_bytes + lengths
+    def _encoded_elements(self, elements: pa.Array, per_row: Lengths) -> list[RaggedBytes]:
+        encoded = self.encoded([elements], len(elements), per_row)
+        return [RaggedBytes(encoded.heads.reshape(-1), per_row * self.width), *encoded.behind]
+
+    def decoded(self, heads: _Bytes, cursor: Cursor, per_row: Lengths | None) -> list[pa.Array]:
+        """`cursor`: at what is behind the heads."""
+        arrays = []
+        for at, leaf in enumerate(self._leaves):
+            valid, values = heads[:, at] != 0, np.ascontiguousarray(heads[:, leaf.place])
+            if leaf.elements is not None:
+                lengths = _from_bytes(values)
+                elements = leaf.elements._decoded_elements(cursor, sums_by_row(lengths, per_row))
+                arrays.append(_as_lists(leaf.kind, elements, lengths, valid))
+            elif leaf.kind in _OFFSET_TYPES:
+                lengths = _from_bytes(values)
+                data = cursor.take(sums_by_row(lengths, per_row))
+                arrays.append(_as_variable(leaf.kind, data, lengths, valid))
             else:
-                leaves.append(_as_fixed(kind, values, valid))
-        remaining: Iterator[pa.Array] = iter(leaves)
+                arrays.append(_as_fixed(leaf.kind, values, valid))
+        remaining: Iterator[pa.Array] = iter(arrays)
         return [rebuilt(kind, remaining) for kind in self._kinds]
 
+    def _decoded_elements(self, cursor: Cursor, per_row: Lengths) -> pa.Array:
+        heads = cursor.take(per_row * self.width).reshape(int(per_row.sum()), self.width)
+        (elements,) = self.decoded(heads, cursor, per_row)
+        return elements
 
-def _is_fixed(kind: pa.DataType) -> bool:
-    return not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or is_variable_width(kind))
+
+def _can_encode_leaf(kind: pa.DataType) -> bool:
+    if _is_list(kind):
+        return can_encode(_element_type(kind))
+    if is_variable_width(kind):
+        return kind in _OFFSET_TYPES or bool(pa.types.is_fixed_size_binary(kind))
+    return not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind))
+
+
+def _element_type(kind: pa.DataType) -> pa.DataType:
+    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
+
+
+def _head_width(kind: pa.DataType) -> int:
+    return _LENGTH_BYTES if kind in _OFFSET_TYPES or _is_list(kind) else _width(kind)
+
+
+# -- values of fixed width
 
 
 def _width(kind: pa.DataType) -> int:
@@ -105,47 +174,87 @@ def _fixed(leaf: pa.Array, kind: pa.DataType) -> _Bytes:
     return stored[leaf.offset * width : (leaf.offset + len(leaf)) * width].reshape(-1, width)
 
 
-def _as_fixed(kind: pa.DataType, values: _Bytes, valid: npt.NDArray[np.bool_]) -> pa.Array:
+def _as_fixed(kind: pa.DataType, values: _Bytes, valid: _Flags) -> pa.Array:
     if pa.types.is_null(kind):
         return pa.nulls(len(valid))
     if pa.types.is_boolean(kind):
         return fixed_array(kind, values.reshape(-1), valid)
-    validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(valid), [validity, pa.py_buffer(values)])
+    return pa.Array.from_buffers(kind, len(valid), [_validity(valid), pa.py_buffer(values)])
 
 
-def _variable(
-    leaf: pa.Array, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None
-) -> tuple[_Bytes, npt.NDArray[np.int64]]:
+# -- strings and bytes
+
+
+def _variable(leaf: pa.Array, kind: pa.DataType, valid: _Flags | None) -> tuple[_Bytes, Lengths]:
     """The bytes of all values, one after the other, and how many each has; none under a null."""
+    offsets, lengths = _offsets_of(leaf, _OFFSET_TYPES[kind], valid)
+    buffer = leaf.buffers()[2]
+    if buffer is None or len(leaf) == 0:
+        return np.zeros(0, dtype=np.uint8), lengths
+    return gathered(np.frombuffer(buffer, dtype=np.uint8), offsets[:-1], lengths), lengths
+
+
+def _as_variable(kind: pa.DataType, data: _Bytes, lengths: Lengths, valid: _Flags) -> pa.Array:
+    offsets = _as_offsets(lengths, _OFFSET_TYPES[kind])
+    return pa.Array.from_buffers(kind, len(valid), [_validity(valid), offsets, pa.py_buffer(data)])
+
+
+# -- lists and maps
+
+
+def _listed(leaf: pa.Array, kind: pa.DataType, valid: _Flags | None) -> tuple[pa.Array, Lengths]:
+    """The elements of all lists, one after the other, and how many each has; none under a null."""
+    _, lengths = _offsets_of(leaf, _list_offset_type(kind), valid)
+    if pa.types.is_map(kind):
+        as_list, buffers = pa.list_(_element_type(kind)), leaf.buffers()[:2]
+        leaf = pa.Array.from_buffers(as_list, len(leaf), buffers, offset=leaf.offset, children=[leaf.values])
+    return leaf.flatten(), lengths
+
+
+def _as_lists(kind: pa.DataType, elements: pa.Array, lengths: Lengths, valid: _Flags) -> pa.Array:
+    buffers = [_validity(valid), _as_offsets(lengths, _list_offset_type(kind))]
+    return pa.Array.from_buffers(kind, len(valid), buffers, children=[elements])
+
+
+def _list_offset_type(kind: pa.DataType) -> str:
+    return "i8" if pa.types.is_large_list(kind) else "i4"
+
+
+# -- what they have in common
+
+
+def _offsets_of(leaf: pa.Array, offset_type: str, valid: _Flags | None) -> tuple[Lengths, Lengths]:
+    """Where each value begins, with the end of the last; and the lengths of those that are there."""
     if len(leaf) == 0:
-        return np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64)
-    stored = np.frombuffer(leaf.buffers()[1], dtype=_OFFSET_TYPES[kind])[leaf.offset : leaf.offset + len(leaf) + 1]
+        return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    stored = np.frombuffer(leaf.buffers()[1], dtype=offset_type)[leaf.offset : leaf.offset + len(leaf) + 1]
     offsets = stored.astype(np.int64)
     lengths = np.diff(offsets)
-    buffer = leaf.buffers()[2]
-    data = np.zeros(0, dtype=np.uint8) if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
-    if valid is None:
-        return data[offsets[0] : offsets[-1]], lengths
-    lengths = np.where(valid, lengths, 0)
-    return data[_places(offsets[:-1], lengths)], lengths
+    return offsets, lengths if valid is None else np.where(valid, lengths, 0)
 
 
-def _as_variable(
-    kind: pa.DataType, data: _Bytes, lengths: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]
-) -> pa.Array:
-    offsets = np.zeros(len(lengths) + 1, dtype=_OFFSET_TYPES[kind])
+def _as_offsets(lengths: Lengths, offset_type: str) -> pa.Buffer:
+    total, most = int(lengths.sum()), np.iinfo(offset_type).max
+    if total > most:
+        raise UserCodeFailure(
+            f"Rows of state that are needed together hold {total} bytes of strings or elements of arrays, an Arrow "
+            f"array at most {most}: collect less, such as with a shorter window."
+        )
+    offsets = np.zeros(len(lengths) + 1, dtype=offset_type)
     np.cumsum(lengths, out=offsets[1:])
-    validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(valid), [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return pa.py_buffer(offsets)
 
 
-def _places(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Of all bytes of values that start there and are so long."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    places: npt.NDArray[np.int64] = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
-    return places
+def _as_bytes(lengths: Lengths) -> _Bytes:
+    return lengths.astype("<u4").view(np.uint8).reshape(-1, _LENGTH_BYTES)
+
+
+def _from_bytes(values: _Bytes) -> Lengths:
+    return values.view("<u4").reshape(-1).astype(np.int64)
+
+
+def _validity(valid: _Flags) -> pa.Buffer | None:
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _split(rows: _Bytes) -> list[bytes]:
@@ -153,18 +262,3 @@ def _split(rows: _Bytes) -> list[bytes]:
         return [b""] * len(rows)
     whole: list[bytes] = np.ascontiguousarray(rows).view(f"V{rows.shape[1]}").reshape(-1).tolist()
     return whole
-
-
-def _joined(heads: _Bytes, variable: Sequence[tuple[_Bytes, npt.NDArray[np.int64]]]) -> list[bytes]:
-    row_count, width = heads.shape
-    lengths: npt.NDArray[Any] = width + sum((each for _, each in variable), np.zeros(row_count, dtype=np.int64))
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    data = np.zeros(int(ends[-1]) if row_count else 0, dtype=np.uint8)
-    data[starts[:, None] + np.arange(width)] = heads
-    at = starts + width
-    for values, each in variable:
-        data[_places(at, each)] = values
-        at = at + each
-    whole = data.tobytes()
-    return [whole[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidegate.model.ids import KeyGroupRange
 from tidegate.operators.columnar import KeyIndex, Slots, slots_array
-from tidegate.operators.evicted_rows import EvictedRows
+from tidegate.operators.evicted_rows import Ends, EvictedRows
 from tidegate.operators.expiry import end_of
 from tidegate.operators.log_format import LogFormat
 from tidegate.operators.stored_rows import RowFormat, with_key_group
@@ -80,12 +80,12 @@ class RowsFromDisk:
             schema,
             key_count=self.form.key_count,
             max_parallelism=self.max_parallelism,
-            ends_of=None if end_key is None else lambda keys: end_of(keys[end_key]),
+            ends=None if end_key is None else Ends(lambda keys: end_of(keys[end_key]), is_in_key=True),
             restored=entries,
         )
         for slots in live:
             for start in range(0, len(slots), _PART_ROWS):
-                evicted.delete(index, slots[start : start + _PART_ROWS])
+                evicted.delete(index, slots[start : start + _PART_ROWS], None)
         yield from evicted.all_rows(range(self.key_groups.first, self.key_groups.last), _PART_ROWS)
 
     def _with_key_group(self, rows: pa.RecordBatch) -> pa.RecordBatch:

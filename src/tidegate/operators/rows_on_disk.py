@@ -10,16 +10,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tidegate.model.errors import IncompatibleCheckpoint
-from tidegate.operators.columnar import Flags, GrowingArray, Slots
+from tidegate.operators.accumulators.contract import Frozen
+from tidegate.operators.columnar import Flags, GrowingArray, Slots, slots_array
 from tidegate.operators.contract import TaskContext
-from tidegate.operators.evicted_rows import EndsOf, EvictedRows
+from tidegate.operators.evicted_rows import Ends, EvictedRows, open_evicted
 from tidegate.operators.expiry import Expiry
 from tidegate.operators.logged_rows import LoggedRows, SlottedRows
-from tidegate.operators.row_codec import can_encode
+from tidegate.operators.room import Room
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.state.contract import ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection, Section
-from tidegate.state.heap import refuse_files
 from tidegate.state.row_store import RowStore
 
 # So many rows are written away in a step, if no more were added: a few ms.
@@ -28,26 +27,14 @@ _LEAST_WRITTEN: Final = 1 << 12
 _WRITTEN_PER_ADDED: Final = 4
 # Out of those, so many at once: each is an object of Python for a moment.
 _PUT_AT_ONCE: Final = 1 << 14
+# Fewer if these take more bytes than so many, of which there are some copies for a moment: some ten ms.
+_PUT_BYTES: Final = 1 << 22
 # So many keys are looked up at once.
 _LOOKED_UP: Final = 1 << 14
-# While some rows are copied there are more of them in memory, and while a snapshot is written.
-_MEMORY_PARTS: Final = 2
-# The part of the memory that knowing which keys were written away may take. A row in memory takes 40 times as much as
-# knowing of a key does; and reading for a key that was never written away takes as long as writing ten rows.
-_SEEN_SHARE: Final = 0.5
-# If fewer than one in so many can be written away it is not worth it, until there are so much more.
-_LEAST_PART: Final = 16
-_GROWTH: Final = 1.25
-# What finding a key takes beside the key.
-_TABLE_BYTES: Final = 24
-
-
-def can_leave_memory(schema: pa.Schema, *, key_count: int, stays: str | None) -> bool:
-    return stays is None and key_count > 0 and all(can_encode(field.type) for field in schema)
 
 
 class RowsOnDisk:
-    """`ends_of`: of keys, when they end, if they do. `stays`: why all rows are kept in memory, if they are."""
+    """`ends`: when rows end, if they do. `stays`: why all rows are kept in memory, if they are."""
 
     def __init__(
         self,
@@ -57,37 +44,31 @@ class RowsOnDisk:
         *,
         key_count: int,
         context: TaskContext,
-        ends_of: EndsOf | None,
+        ends: Ends | None,
         stays: str | None,
         restored: Sequence[RestoredSection],
     ) -> None:
         self._store = store
         self._rows = rows
+        self._ends = ends
         self._own = range(context.key_groups.first, context.key_groups.last)
         self._stored: GrowingArray[np.bool_] = GrowingArray(np.bool_)
         self._logged = LoggedRows(store.log, rows, format, key_count, context)
-        self._evicted: EvictedRows | None = None
         self._leaving: Slots | None = None
+        # Of those that leave, if copying some means to copy all; as they were when it began.
+        self._frozen: Frozen | None = None
         self._written = 0
-        self._tried_bytes = 0.0
-        entries = [section for section in restored if section.name == ROCKSDB_SECTION]
-        can_leave = can_leave_memory(format.schema, key_count=key_count, stays=stays)
-        if can_leave and store.entries is not None:
-            self._evicted = EvictedRows(
-                store.entries,
-                format.schema,
-                key_count=key_count,
-                max_parallelism=context.max_parallelism,
-                ends_of=ends_of,
-                restored=entries,
-            )
-        elif can_leave and entries:
-            refuse_files(entries[0])
-        elif entries:
-            raise IncompatibleCheckpoint(
-                f"The checkpoint holds {format.noun} with rows on disk, and this query keeps them in memory "
-                f"({stays or 'there is no form for them on disk'}): start with the query it was."
-            )
+        self._put_at_once = _PUT_AT_ONCE
+        self._room = Room(store.memory, lambda: 0 if self._evicted is None else self._evicted.seen_bytes())
+        self._evicted = open_evicted(
+            store.entries,
+            format,
+            key_count=key_count,
+            max_parallelism=context.max_parallelism,
+            ends=ends,
+            stays=stays,
+            restored=restored,
+        )
 
     @staticmethod
     def is_needed(store: RowStore, restored: Sequence[RestoredSection]) -> bool:
@@ -139,8 +120,14 @@ class RowsOnDisk:
         self._logged.end(slots)
         stored = slots[self._stored.used[slots]]
         if len(stored) and self._evicted is not None:
-            self._evicted.delete(self._rows.index, stored)
+            self._evicted.delete(self._rows.index, stored, self._ends_beside_keys(stored))
             self._stored.used[stored] = False
+
+    def _ends_beside_keys(self, slots: Slots) -> Slots | None:
+        """As they were when their rows were written: a row whose key does not say its end keeps it."""
+        if self._ends is None or self._ends.is_in_key:
+            return None
+        return self._ends.of(self._rows.frozen(slots)(slice(0, len(slots))))
 
     def bring_due(self, expiry: Expiry, most: int) -> bool:
         """Rows that have ended and are not in memory, up to so many; whether there were any.
@@ -174,7 +161,7 @@ class RowsOnDisk:
 
     def on_compacted(self) -> None:
         """Slots have other numbers now; those that left were found by `staying`, and nothing changed since."""
-        self._leaving = None
+        self._leaving, self._frozen = None, None
         self._logged.on_compacted()
 
     # -- room
@@ -184,9 +171,7 @@ class RowsOnDisk:
 
     def is_full(self, size_bytes: int) -> bool:
         """Whether some rows are to leave; `size_bytes`: of what the operator holds."""
-        if self._evicted is None:
-            return False
-        return self._taken_bytes(size_bytes) > max(self._most_bytes(), self._tried_bytes)
+        return self._evicted is not None and self._room.is_full(size_bytes, self._rows.index.count)
 
     def must_leave(self, size_bytes: int) -> bool:
         """Whether some are to leave, or are about to. Even when none is left, what holds them takes some bytes."""
@@ -197,41 +182,39 @@ class RowsOnDisk:
 
         None that is pinned.
         """
-        taken_bytes = self._taken_bytes(size_bytes)
-        live_count = int(np.count_nonzero(self._logged.live()))
-        staying_count = int(live_count * self._most_bytes() / taken_bytes) // 2
-        chosen = self._logged.take_unused(live_count - staying_count)
+        key_count, live_count = self._rows.index.count, int(np.count_nonzero(self._logged.live()))
+        chosen = self._logged.take_unused(self._room.leaving_count(size_bytes, key_count, live_count))
         chosen = chosen[~pinned[chosen]]
-        if len(chosen) * _LEAST_PART < live_count:
-            self._tried_bytes = _GROWTH * taken_bytes
-            return
-        self._leaving, self._written, self._tried_bytes = chosen, 0, 0.0
-
-    def _most_bytes(self) -> int:
-        seen_bytes = 0 if self._evicted is None else min(self._evicted.seen_bytes(), self._most_seen_bytes())
-        return (self._store.memory.share_bytes() - seen_bytes) // _MEMORY_PARTS
-
-    def _most_seen_bytes(self) -> int:
-        return int(self._store.memory.share_bytes() * _SEEN_SHARE)
-
-    def _taken_bytes(self, size_bytes: int) -> int:
-        # Arrays have room for up to as much again.
-        return 2 * size_bytes + _TABLE_BYTES * self._rows.index.count
+        if self._room.is_worth_it(len(chosen), size_bytes, key_count, live_count):
+            self._leaving, self._written = chosen, 0
+            # One that changes from now on is in use, and stays.
+            self._frozen = None if self._rows.is_frozen_by_part else self._rows.frozen(chosen)
+            self._put_at_once = max(1, min(_PUT_AT_ONCE, _PUT_BYTES * key_count // max(1, size_bytes)))
 
     def write_leaving(self, added: int) -> bool:
         """A part of them; whether all are written. `added`: rows since the last part."""
         assert self._leaving is not None and self._evicted is not None
-        stop = self._written + max(_LEAST_WRITTEN, _WRITTEN_PER_ADDED * added)
-        part = self._leaving[self._written : stop]
-        part = part[self._logged.is_here(part) & self._logged.is_unused(part) & ~self._is_away(part)]
-        for at in range(0, len(part), _PUT_AT_ONCE):
-            self._put_away(self._evicted, part[at : at + _PUT_AT_ONCE])
-        self._written = min(stop, len(self._leaving))
-        return self._written == len(self._leaving)
+        count = max(min(_LEAST_WRITTEN, self._put_at_once), _WRITTEN_PER_ADDED * added)
+        stop = min(self._written + count, len(self._leaving))
+        for at in range(self._written, stop, self._put_at_once):
+            part = slice(at, min(at + self._put_at_once, stop))
+            self._put_away(self._evicted, self._leaving[part], part)
+        self._written = stop
+        return stop == len(self._leaving)
 
-    def _put_away(self, evicted: EvictedRows, slots: Slots) -> None:
-        rows, hashes = self._rows.frozen(slots)(slice(0, len(slots))), self._rows.index.hashes[slots]
-        evicted.put(rows, hashes, most_seen_bytes=self._most_seen_bytes())
+    def _put_away(self, evicted: EvictedRows, slots: Slots, part: slice) -> None:
+        """Those that are not in use: their rows have not changed since they were chosen."""
+        places = np.flatnonzero(self._logged.is_here(slots) & self._logged.is_unused(slots) & ~self._is_away(slots))
+        if len(places) == 0:
+            return
+        if self._frozen is None:
+            rows = self._rows.frozen(slots[places])(slice(0, len(places)))
+        else:
+            rows = self._frozen(part)
+            if len(places) < len(slots):
+                rows = [column.take(slots_array(places)) for column in rows]
+        slots = slots[places]
+        evicted.put(rows, self._rows.index.hashes[slots], most_seen_bytes=self._room.most_seen_bytes())
         self._logged.put_elsewhere(slots)
         self._stored.used[slots] = True
 
@@ -244,7 +227,7 @@ class RowsOnDisk:
     # -- snapshots
 
     def snapshot(self) -> list[Section]:
-        self._tried_bytes = 0.0
+        self._room.try_again()
         away = [] if self._evicted is None else self._evicted.snapshot()
         return [*self._logged.snapshot(), *away]
 

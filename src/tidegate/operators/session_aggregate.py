@@ -4,28 +4,29 @@ A session is a slot. A row that reaches into several sessions makes them one. Mu
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.operators.accumulators.calls import CallStates
-from tidegate.operators.aggregate import EMIT_BATCH_ROWS, LEAST_FIRED_GROUPS, plain_type
-from tidegate.operators.columnar import KeyIndex, Slots, fixed_array
-from tidegate.operators.compaction import MOST_BEGINNINGS
+from tidegate.operators.aggregate import EMIT_BATCH_ROWS, LEAST_FIRED_GROUPS, plain_type, stays_because
+from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, fixed_array
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of, start_of
 from tidegate.operators.logged_sessions import LoggedSessions
 from tidegate.operators.numbered_log import ReadPart
 from tidegate.operators.session_compaction import SessionCompaction
 from tidegate.operators.sessions import Sessions
+from tidegate.operators.sessions_on_disk import SessionsOnDisk
 from tidegate.operators.stored_groups import row_format, sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.key_groups import Hashes, hash_rows
 from tidegate.plan.nodes import OutputMode
 from tidegate.plan.physical import AggregateSpec
-from tidegate.state.contract import RestoredSection, Section
-from tidegate.state.row_log import RowLog
+from tidegate.state.contract import ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection, Section
+from tidegate.state.row_store import RowStore
 
 _FEW_SESSIONS = 1 << 12
 
@@ -50,30 +51,38 @@ class SessionAggregateOperator:
         self._fired: list[Slots] = []
         self._dead = 0
         self._compaction: SessionCompaction | None = None
-        self._beginnings = 0
         self._has_ended = False
         self._has_shown_all = False
-        self._log: RowLog | None = None
+        self._store: RowStore | None = None
         self._logged: LoggedSessions | None = None
+        self._on_disk: SessionsOnDisk | None = None
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
         self._expiry.open(context)
-        self._log = log = context.open_log()
-        if log is not None and (log.is_wanted(0) or any(LoggedSessions.is_own(section) for section in restored)):
-            self._logged = LoggedSessions(log, row_format(self._stored_schema), context)
+        self._store = store = context.open_rows()
+        if store is not None and (store.log.is_wanted(0) or any(_is_own(section) for section in restored)):
+            self._logged = LoggedSessions(store.log, row_format(self._stored_schema), context)
+            self._on_disk = SessionsOnDisk(
+                store,
+                row_format(self._stored_schema),
+                key_count=self._key_count,
+                context=context,
+                stays=stays_because(self._spec),
+                restored=restored,
+            )
             restored = self._open_logged(self._logged, restored)
         for section in restored:
             for stored in stored_batches(section, self._stored_schema, context.key_groups):
-                slots = self._restore(stored)
-                if self._logged is not None:
-                    self._logged.touch(slots)
+                self._take_in(stored)
+                self._leave_what_does_not_fit()
 
     def _open_logged(self, logged: LoggedSessions, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
-        """Restores what was in logs; gives what was not."""
+        """Restores what was in logs; gives what was neither there nor on disk."""
         for stored, numbers in logged.restored(restored):
             logged.is_in_log(self._restore(stored), numbers)
-        return [section for section in restored if not logged.is_own(section)]
+            self._leave_what_does_not_fit()
+        return [section for section in restored if not _is_own(section)]
 
     def _restore(self, stored: pa.RecordBatch) -> Slots:
         # Stored sessions of a key do not touch, so that each gets a slot of its own.
@@ -81,18 +90,27 @@ class SessionAggregateOperator:
         self._calls.restore(slots, stored.columns[self._key_count + 1 :])
         return slots
 
+    def _take_in(self, stored: pa.RecordBatch) -> None:
+        """Sessions that the log does not have."""
+        slots = self._restore(stored)
+        if self._logged is not None:
+            self._logged.touch(slots)
+
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         if self._spec.mode is not OutputMode.COMPLETE and rows.num_rows:
             ends_us = end_of(rows.column(self._key_count))
             late = self._expiry.late(ends_us, lambda: hash_rows(rows, self._key_count))
             rows = self._context.late_rows.dropped(rows, late)
         if rows.num_rows:
-            # Not true of the sessions any more, so that it is begun anew.
-            self._compaction = None
+            self._before_change()
+            count_before = self._index.count
             slots = self._slots_of(rows)
             self._calls.add(rows, slots)
             if self._logged is not None:
                 self._logged.touch(slots)
+            if self._on_disk is not None:
+                self._on_disk.use(slots)
+                self._leave_some(self._on_disk, self._index.count - count_before)
 
     def before_barrier(self, emit: Emit) -> None:
         self._flush(emit)
@@ -121,6 +139,8 @@ class SessionAggregateOperator:
         count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
         found = self._expiry.finished(count, lambda part: self._index.hashes[self._sessions.keys.used[part]])
         if len(found.slots):
+            if self._on_disk is not None:
+                self._stay(self._on_disk, self._sessions.keys.used[found.slots])
             emit(self._project(self._rows_of(found.slots)))
             self._expiry.end(found.slots)
             if self._logged is not None:
@@ -130,9 +150,23 @@ class SessionAggregateOperator:
             self._drop_fired()
         if found.has_more:
             return True
+        # Before others come from the disk: there may be many times as many as memory holds.
         if self._dead > max(_FEW_SESSIONS, self._sessions.count // 2):
-            return not self._has_begun_and_compacted()
-        return False
+            self._begin_compaction()
+            return True
+        return self._on_disk is not None and self._has_brought_due(self._on_disk, count)
+
+    def _has_brought_due(self, disk: SessionsOnDisk, most: int) -> bool:
+        """Whether there may be sessions in memory now that have ended."""
+        if disk.is_leaving():
+            # Some are in memory and on disk until they have left.
+            self._leave_some(disk, 0)
+            return True
+        stored = disk.bring_due(self._expiry, most)
+        if stored is None:
+            return False
+        self._take_in(stored)
+        return True
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """Sessions that are left end after the watermark, so none of their rows will be late behind it."""
@@ -143,22 +177,22 @@ class SessionAggregateOperator:
 
     def _log_or_not(self) -> None:
         """From now on sessions are stored by what changed, or whole again."""
-        if self._log is None or self._log.is_wanted(self._size_bytes()) == (self._logged is not None):
+        if self._store is None or self._store.log.is_wanted(self._size_bytes()) == (self._logged is not None):
             return
-        self._compaction = None
         if self._logged is not None:
-            self._log.files, self._logged = [], None
+            self._store.log.files, self._logged = [], None
         else:
-            self._logged = LoggedSessions(self._log, row_format(self._stored_schema), self._context)
+            self._logged = LoggedSessions(self._store.log, row_format(self._stored_schema), self._context)
             self._logged.grow_to(self._sessions.count)
             self._logged.touch(self._expiry.live_slots())
 
     def snapshot(self) -> list[Section]:
+        # By what is told of slots here, what was copied of them would not be true any more.
+        self._before_change()
         self._log_or_not()
         if self._logged is not None:
-            # By what is told of slots here, it would not be true any more.
-            self._compaction = None
-            return self._logged.snapshot(self._frozen)
+            away = [] if self._on_disk is None else self._on_disk.snapshot()
+            return [*self._logged.snapshot(self._frozen), *away]
         index, calls, window_type = self._index, self._calls.freeze(), self._window_type
         keys, starts = self._sessions.keys.frozen(), self._sessions.starts_us.frozen()
         ends, live = self._expiry.frozen_ends_us(), self._expiry.frozen_live()
@@ -183,26 +217,29 @@ class SessionAggregateOperator:
         return read
 
     def state_bytes(self) -> int:
-        return self._size_bytes() + (0 if self._logged is None else self._logged.size_bytes())
+        logged_bytes = 0 if self._logged is None else self._logged.size_bytes()
+        return self._size_bytes() + logged_bytes + (0 if self._on_disk is None else self._on_disk.size_bytes())
 
     def _size_bytes(self) -> int:
         return sum(part.size_bytes() for part in (self._index, self._sessions, self._calls, self._expiry))
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+        if self._store is not None:
+            self._store.close()
 
     # -- sessions
 
     def _slots_of(self, rows: pa.RecordBatch) -> Slots:
         """The session of each row, after those that the rows join have become one."""
         window = rows.column(self._key_count)
-        keys = self._index.find_or_add(rows)
+        keys = self._keys_of(rows)
         joined = self._sessions.join(
             keys, start_of(window), end_of(window), ends_us=self._expiry.ends_us, live=self._expiry.live
         )
         self._calls.grow_to(self._sessions.count)
         self._expiry.watch(joined.slots, joined.ends_us, self._sessions.count)
+        if self._on_disk is not None:
+            self._on_disk.grow_to(self._sessions.count)
         if self._logged is not None:
             self._logged.grow_to(self._sessions.count)
             self._logged.end(joined.absorbed)
@@ -213,6 +250,16 @@ class SessionAggregateOperator:
             self._sessions.free(joined.absorbed)
         return joined.slot_of_row
 
+    def _keys_of(self, rows: pa.RecordBatch) -> Slots:
+        """The key of each row, once all of its sessions are in memory."""
+        count_before = self._index.count
+        keys = self._index.find_or_add(rows)
+        if self._on_disk is not None:
+            for stored in self._on_disk.bring_in(self._index, count_before):
+                self._take_in(stored)
+            self._stay(self._on_disk, keys)
+        return keys
+
     def _drop_fired(self) -> None:
         if self._fired:
             fired = np.concatenate(self._fired)
@@ -220,28 +267,73 @@ class SessionAggregateOperator:
             self._calls.clear(fired)
             self._dead += len(fired)
 
-    def _has_begun_and_compacted(self) -> bool:
-        """Whether it did it all, as it was begun too often."""
-        self._beginnings += 1
-        arrays = [*self._expiry.arrays(), *self._calls.arrays()]
-        if self._logged is not None:
-            arrays += self._logged.arrays()
-        self._compaction = SessionCompaction(self._index, self._sessions, self._expiry.live, arrays)
-        if self._beginnings <= MOST_BEGINNINGS:
-            return False
-        while not self._has_compacted(self._compaction):
-            pass
-        return True
+    def _before_change(self) -> None:
+        if self._compaction is not None:
+            self._compaction.changed()
+
+    def _begin_compaction(self) -> None:
+        self._compaction = SessionCompaction(self._index, self._sessions, self._staying, self._arrays)
+
+    def _staying(self) -> Flags:
+        """Sessions that are to stay in memory."""
+        live = self._expiry.live
+        return live if self._on_disk is None else self._on_disk.staying(self._sessions, live)
+
+    def _arrays(self) -> list[GrowingArray[Any]]:
+        """What stands by slot."""
+        kept = [part for part in (self._logged, self._on_disk) if part is not None]
+        return [*self._expiry.arrays(), *self._calls.arrays(), *(array for part in kept for array in part.arrays())]
 
     def _has_compacted(self, compaction: SessionCompaction) -> bool:
         """Does a part of it; whether that was the last."""
         if not compaction.advance():
             return False
-        self._compaction, self._beginnings, self._dead = None, 0, 0
+        self._compaction, self._dead = None, 0
         self._index, self._sessions = compaction.index, compaction.sessions
         compaction.values.put_in_place()
         self._calls.keep(compaction.slots)
+        if self._on_disk is not None:
+            self._on_disk.on_compacted()
         return True
+
+    # -- sessions on disk
+
+    def _stay(self, disk: SessionsOnDisk, keys: Slots) -> None:
+        """Something is about to happen to these."""
+        taken_back = disk.stay(keys, self._index)
+        if len(taken_back):
+            assert self._logged is not None, "there is a log wherever there is a disk"
+            self._logged.touch(self._sessions.of_keys(taken_back, self._expiry.live))
+
+    def _leave_some(self, disk: SessionsOnDisk, added: int) -> None:
+        """A step of it, when there are more sessions in memory than there is room for."""
+        if self._fired or self._expiry.is_giving_out():
+            # Slots that were found would mean other sessions.
+            return
+        if self._compaction is not None:
+            self._compaction.hurry(added)
+            self._has_compacted(self._compaction)
+            return
+        live = self._expiry.live
+        if not disk.is_leaving():
+            size_bytes = self._size_bytes()
+            if not disk.is_full(size_bytes, self._index.count):
+                return
+            disk.begin_leaving(size_bytes, self._index, self._sessions, live)
+        if disk.is_leaving():
+            written, was_last = disk.write_leaving(added, self._index, self._sessions, live, self._frozen)
+            assert self._logged is not None, "there is a log wherever there is a disk"
+            self._logged.end(written)
+            if was_last:
+                self._begin_compaction()
+
+    def _leave_what_does_not_fit(self) -> None:
+        """At once, while sessions are restored: they may be those of more slots, or of one with all in memory."""
+        disk = self._on_disk
+        while disk is not None and (
+            self._compaction is not None or disk.is_leaving() or disk.is_full(self._size_bytes(), self._index.count)
+        ):
+            self._leave_some(disk, 0)
 
     # -- groups out
 
@@ -257,6 +349,10 @@ class SessionAggregateOperator:
         windows = _windows(self._sessions.starts_us.used[slots], self._expiry.ends_us[slots], self._window_type)
         keys = self._index.gather(self._sessions.keys.used[slots])
         return pa.RecordBatch.from_arrays([*keys, windows, *self._calls.results(slots)], schema=self._row_schema)
+
+
+def _is_own(section: RestoredSection) -> bool:
+    return section.name in (ROW_LOG_SECTION, ROCKSDB_SECTION)
 
 
 def stored_schema(spec: AggregateSpec) -> pa.Schema:

@@ -52,7 +52,7 @@ class Sessions:
         key_count = int(keys.max()) + 1
         self.grow_keys_to(key_count)
         touched, _ = distinct_slots(keys, key_count)
-        held = self._sessions_of(touched, live)
+        held = self.of_keys(touched, live)
         all_keys = np.concatenate([self.keys.used[held], keys])
         all_starts = np.concatenate([self.starts_us.used[held], starts_us])
         all_ends = np.concatenate([ends_us[held], row_ends_us])
@@ -93,7 +93,7 @@ class Sessions:
     def size_bytes(self) -> int:
         return sum(array.used.nbytes for array in (self.keys, self.starts_us, self._next, self._first_of_key))
 
-    def _sessions_of(self, keys: Slots, live: npt.NDArray[np.bool_]) -> Slots:
+    def of_keys(self, keys: Slots, live: npt.NDArray[np.bool_]) -> Slots:
         """Live sessions of these keys. A chain is as long as a key has sessions at once, so few steps do."""
         found = [np.zeros(0, dtype=np.int64)]
         at = self._first_of_key.used[keys]

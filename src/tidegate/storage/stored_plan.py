@@ -71,7 +71,8 @@ class StoredCall(msgspec.Struct, frozen=True):
 class StoredGroups(msgspec.Struct, frozen=True, tag="groups"):
     """Groups of an aggregation; `seen`: a list of the distinct values that each has seen, per DISTINCT.
 
-    `on_disk`, `in_log`: as those of rows.
+    `on_disk`, `in_log`: as those of rows. Of sessions both: `on_disk` is how the sessions of a key lie in RocksDB, as a
+    list behind the key, while they are not in the log.
     """
 
     name: str

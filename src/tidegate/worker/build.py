@@ -113,7 +113,6 @@ class TaskBuilder:
             floors=restored.floors,
             open_calls=self.open_calls,
             open_rows=lambda: self.state.open_rows(key_groups),
-            open_log=lambda: self.state.open_log(key_groups),
             open_runs=lambda: self.state.open_runs(key_groups),
         )
         operators = [build_operator(spec) for spec in vertex.operators]

@@ -211,7 +211,9 @@ def _reader_of(
     max_parallelism: int,
 ) -> RowsFromDisk | NumberedFromDisk:
     if state.in_log is not None:
-        return NumberedFromDisk(backends.open_log(key_groups), state.in_log, key_groups, max_parallelism, operator.name)
+        return NumberedFromDisk(
+            backends.open_rows(key_groups), state.in_log, state.on_disk, key_groups, max_parallelism, operator.name
+        )
     assert state.on_disk is not None, "rows are by number, or by key"
     return RowsFromDisk(backends.open_rows(key_groups), state.on_disk, key_groups, max_parallelism, operator.name)
 

@@ -46,10 +46,6 @@ class StateBackends(Protocol):
         """For a vectorised operator."""
         ...
 
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
-        """For one that has all its rows in memory."""
-        ...
-
     def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
         """For one whose rows never change."""
         ...
@@ -134,15 +130,15 @@ class HeapBackends(_WithoutChangelog):
         return backend
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
-        return RowStore(self.open_log(key_groups), None, _NO_MEMORY)
+        return RowStore(self._open_log(key_groups), None, _NO_MEMORY)
 
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
+    def _open_log(self, key_groups: KeyGroupRange) -> RowLog:
         log = RowLog(key_groups, self._open_folder(), whole_up_to_bytes=self._rows_whole_up_to_bytes)
         self._opened.append(log)
         return log
 
     def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
-        return RunStore(self.open_log(key_groups), None, _NO_MEMORY)
+        return RunStore(self._open_log(key_groups), None, _NO_MEMORY)
 
     def close(self) -> None:
         for opened in self._opened:
@@ -180,9 +176,9 @@ class RocksBackends(_WithoutChangelog):
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
         self.rows_memory.operators += 1
-        return RowStore(self.open_log(key_groups), self.open(key_groups), self.rows_memory)
+        return RowStore(self._open_log(key_groups), self.open(key_groups), self.rows_memory)
 
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
+    def _open_log(self, key_groups: KeyGroupRange) -> RowLog:
         assert self._folder is not None, "not closed"
         log = RowLog(key_groups, self._folder)
         self._logs.append(log)
@@ -193,7 +189,7 @@ class RocksBackends(_WithoutChangelog):
         files = ScratchFiles(self._folder)
         self._scratch.append(files)
         self.rows_memory.operators += 1
-        return RunStore(self.open_log(key_groups), files, self.rows_memory)
+        return RunStore(self._open_log(key_groups), files, self.rows_memory)
 
     def close(self) -> None:
         for backend in self._opened:
@@ -241,9 +237,6 @@ class ChangelogBackends:
 
     def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
         return self._backends.open_rows(key_groups)
-
-    def open_log(self, key_groups: KeyGroupRange) -> RowLog:
-        return self._backends.open_log(key_groups)
 
     def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
         return self._backends.open_runs(key_groups)

@@ -1,6 +1,7 @@
 """collect_list and collect_set: the values of each group as an array."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from tidegate.plan.key_groups import validity_of
 # Below this, leaving dead values behind is not worth a copy of the live ones.
 _FEW_VALUES = 4096
 _NOBODY = -1  # as an index, the last place: arrays by slot have one more for it
+# Where values are is found in so many rounds, so that none takes much longer than going over all values does; at once
+# for so few that it takes no ms.
+_ROUNDS = 8
+_FOUND_AT_ONCE = 1 << 14
 _MAX_LIST_VALUES = (1 << 31) - 1  # offsets of a Spark array in Arrow have 32 bits
 
 
@@ -69,11 +74,10 @@ class CollectedList:
         self._keep_entries(np.flatnonzero(self._owners.used))
 
     def freeze(self, slots: Slots | None = None) -> Frozen:
-        owners, read = self._owners.frozen(), self._values.reader()
-        kind, slot_count = self._kind, self._slot_count
-        return lambda part: [
-            lists_by_slot(owners, slots_in(part, slots), slot_count, lambda rows: read(rows, None), kind)
-        ]
+        read = self._values.reader()
+        return ListsBySlot(
+            self._owners.frozen(), slots, self._slot_count, lambda entries: read(entries, None), self._kind
+        )
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         values, slots = _listed(columns[0], slots)
@@ -81,7 +85,8 @@ class CollectedList:
         self._owners.append(slots + 1)
 
     def results(self, slots: Slots) -> pa.Array:
-        return lists_by_slot(self._owners.used, slots, self._slot_count, self._values.take, self._kind)
+        lists = ListsBySlot(self._owners.used, slots, self._slot_count, self._values.take, self._kind)
+        return lists.of(slice(0, len(slots)))
 
     def size_bytes(self) -> int:
         return self._owners.used.nbytes + self._values.size_bytes()
@@ -144,10 +149,10 @@ class CollectedSet:
         self._slot_count = len(slots)
 
     def freeze(self, slots: Slots | None = None) -> Frozen:
-        owners, pairs, slot_count = self._owners.used.copy() + 1, self._pairs, self._slot_count
-        return lambda part: [
-            lists_by_slot(owners, slots_in(part, slots), slot_count, lambda rows: pairs.gather(rows)[1], self._kind)
-        ]
+        pairs = self._pairs
+        return ListsBySlot(
+            self._owners.used + 1, slots, self._slot_count, lambda entries: pairs.gather(entries)[1], self._kind
+        )
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         values, slots = _listed(columns[0], slots)
@@ -155,10 +160,8 @@ class CollectedSet:
             self._add_pairs(values, slots)
 
     def results(self, slots: Slots) -> pa.Array:
-        pairs = self._pairs
-        return lists_by_slot(
-            self._owners.used + 1, slots, self._slot_count, lambda rows: pairs.gather(rows)[1], self._kind
-        )
+        (lists,) = self.freeze(slots)(slice(0, len(slots)))
+        return lists
 
     def size_bytes(self) -> int:
         return self._pairs.size_bytes() + self._owners.used.nbytes
@@ -196,26 +199,74 @@ def _listed(lists: pa.ListArray, slots: Slots) -> tuple[pa.Array, Slots]:
     return lists.flatten(), np.repeat(slots, np.diff(offsets))
 
 
-def slots_in(part: slice, slots: Slots | None) -> Slots:
-    """Of those that were frozen, the ones in this part: of all, the part itself."""
-    return np.arange(part.start, part.stop) if slots is None else slots[part]
+class ListsBySlot:
+    """The values of each slot as a list, of all slots or of these, to be read part by part; `owners`: slots from 1.
+
+    Where the values are is found for several parts when the first of them is read, by going over all values.
+    """
+
+    def __init__(
+        self,
+        owners: Slots,
+        slots: Slots | None,
+        slot_count: int,
+        take: Callable[[Slots], pa.Array],
+        kind: pa.DataType,
+    ) -> None:
+        self._owners = owners
+        self._slots = slots
+        self._slot_count = slot_count
+        self._take = take
+        self._kind = kind
+        self._order: _Order | None = None
+
+    def __call__(self, part: slice) -> list[pa.Array]:
+        return [self.of(part)]
+
+    def of(self, part: slice) -> pa.Array:
+        if self._order is None or not self._order.has(part):
+            self._order = self._found(part)
+        start = self._order.slots.start
+        ends = self._order.ends[part.start - start : part.stop - start + 1]
+        count = int(ends[-1] - ends[0])
+        if count > _MAX_LIST_VALUES:
+            raise UserCodeFailure(
+                f"Groups that are shown together hold {count} collected values, an Arrow array at most "
+                f"{_MAX_LIST_VALUES}: collect less, such as with a shorter window."
+            )
+        values = self._take(self._order.entries[ends[0] : ends[-1]])
+        offsets = pa.py_buffer((ends - ends[0]).astype(np.int32))
+        return pa.Array.from_buffers(self._kind, len(ends) - 1, [None, offsets], children=[values])
+
+    def _found(self, part: slice) -> "_Order":
+        """Of the slots of this part and those behind it that are found with them."""
+        count = self._slot_count if self._slots is None else len(self._slots)
+        rounds = 1 if len(self._owners) <= _FOUND_AT_ONCE else _ROUNDS
+        part_slots = max(1, part.stop - part.start)
+        # A round is some whole parts: one that is cut would be looked for again.
+        stop = min(part.start + part_slots * max(1, -(-count // (rounds * part_slots))), count)
+        slots = np.arange(part.start, stop) if self._slots is None else self._slots[part.start : stop]
+        places = np.zeros(self._slot_count + 1, dtype=np.int64)
+        places[slots + 1] = np.arange(1, len(slots) + 1)
+        owners = places[self._owners]
+        entries = np.flatnonzero(owners)
+        owners = owners[entries]
+        ends = np.zeros(len(slots) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(owners - 1, minlength=len(slots)), out=ends[1:])
+        # By owner, then by entry: sorting such numbers takes half as long as finding the order of owners.
+        entry_bits = len(entries).bit_length()
+        numbers = (owners << entry_bits) | np.arange(len(entries))
+        numbers.sort()
+        return _Order(range(part.start, stop), entries[numbers & ((1 << entry_bits) - 1)], ends)
 
 
-def lists_by_slot(
-    owners: Slots, slots: Slots, slot_count: int, take: Callable[[Slots], pa.Array], kind: pa.DataType
-) -> pa.Array:
-    """The values of each slot as a list; `owners` are slots counted from 1."""
-    places = np.zeros(slot_count + 1, dtype=np.int64)
-    places[slots + 1] = np.arange(1, len(slots) + 1)
-    at = places[owners]
-    chosen: Slots = np.flatnonzero(at)
-    order = chosen[np.argsort(at[chosen], kind="stable")]
-    if len(order) > _MAX_LIST_VALUES:
-        raise UserCodeFailure(
-            f"Groups that are shown together hold {len(order)} collected values, an Arrow array at most "
-            f"{_MAX_LIST_VALUES}: collect less, such as with a shorter window."
-        )
-    offsets = np.zeros(len(slots) + 1, dtype=np.int32)
-    np.cumsum(np.bincount(at[order] - 1, minlength=len(slots)), out=offsets[1:])
-    values = take(order)
-    return pa.Array.from_buffers(kind, len(slots), [None, pa.py_buffer(offsets)], children=[values])
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Of a range of slots the entries, those of the first before those of the second; where each one's end, from 0."""
+
+    slots: range
+    entries: Slots
+    ends: Slots
+
+    def has(self, part: slice) -> bool:
+        return bool(self.slots.start <= part.start and part.stop <= self.slots.stop)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.accumulators.collected import lists_by_slot, slots_in
+from tidegate.operators.accumulators.collected import ListsBySlot
 from tidegate.operators.accumulators.contract import Frozen
 from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots, slots_array
 
@@ -82,13 +82,8 @@ class DistinctRows:
         self._slot_count = len(slots)
 
     def freeze(self, slots: Slots | None = None) -> Frozen:
-        owners, pairs, kind, slot_count = self._owners.used.copy(), self._pairs, self._kind, self._slot_count
-
-        def stored(part: slice) -> list[pa.Array]:
-            wanted = slots_in(part, slots)
-            return [lists_by_slot(owners, wanted, slot_count, lambda rows: _structs(pairs, rows, kind), kind)]
-
-        return stored
+        owners, pairs, kind = self._owners.used.copy(), self._pairs, self._kind
+        return ListsBySlot(owners, slots, self._slot_count, lambda entries: _structs(pairs, entries, kind), kind)
 
     def restore(self, slots: Slots, lists: pa.Array) -> FreshRows:
         """All that groups had seen; the groups are new."""

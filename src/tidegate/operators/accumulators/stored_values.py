@@ -23,12 +23,16 @@ class ValueLog:
         self.kind = kind
         self._base: pa.Array = pa.nulls(0, kind)
         self._recent: list[pa.Array] = []
+        self._size_bytes = 0
         self.count = 0
 
     def append(self, values: pa.Array) -> None:
         if len(values) == 0:
             return
-        self._recent.append(_plain(values, self.kind))
+        values = _plain(values, self.kind)
+        self._recent.append(values)
+        # Their own: many may be parts of one batch, whose memory would count for each.
+        self._size_bytes += int(values.nbytes)
         self.count += len(values)
         if self.count - len(self._base) > max(_FEW_VALUES, len(self._base) // 2):
             self._base, self._recent = pa.concat_arrays([self._base, *self._recent]), []
@@ -47,9 +51,10 @@ class ValueLog:
 
     def keep(self, numbers: Slots) -> None:
         self._base, self._recent, self.count = self.take(numbers), [], len(numbers)
+        self._size_bytes = int(self._base.nbytes)
 
     def size_bytes(self) -> int:
-        return sum(int(part.get_total_buffer_size()) for part in (self._base, *self._recent))
+        return self._size_bytes
 
 
 class ValueSlots:
@@ -92,7 +97,8 @@ class ValueSlots:
         return [self._numbers]
 
     def keep(self, slots: Slots) -> None:
-        self._leave_dead_behind()
+        # However few they are: they may be large, and it is to make room that others were left behind.
+        self._leave_dead_behind(spare=0)
 
     def freeze(self, slots: Slots | None = None) -> Callable[[slice], list[pa.Array]]:
         numbers = self._numbers.frozen() if slots is None else self._numbers.used[slots]
@@ -112,8 +118,8 @@ class ValueSlots:
     def size_bytes(self) -> int:
         return self._numbers.used.nbytes + self.log.size_bytes()
 
-    def _leave_dead_behind(self) -> None:
-        if self.log.count <= 2 * self._numbers.count + _FEW_VALUES:
+    def _leave_dead_behind(self, *, spare: int = _FEW_VALUES) -> None:
+        if self.log.count <= 2 * self._numbers.count + spare:
             return
         filled = np.flatnonzero(self._numbers.used)
         self.log.keep(self._numbers.used[filled] - 1)
