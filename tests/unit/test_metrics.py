@@ -10,7 +10,15 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tidegate.coordinator.rates import Rates
-from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, RestoreView, TaskView
+from tidegate.coordinator.views import (
+    CheckpointView,
+    DroppedEdgeView,
+    DroppedView,
+    JobView,
+    RestoreView,
+    TaskCheckpointView,
+    TaskView,
+)
 from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.statistics import CheckpointStatistics, Owner
@@ -50,6 +58,17 @@ def view() -> JobView:
         lag_ms=2_500.0,
         rates=Rates(busy_ms_per_s=800.0, backpressured_ms_per_s=150.0, idle_ms_per_s=50.0),
     )
+    of_task = TaskCheckpointView(
+        task="v0.1",
+        name='Source[json] -> "odd"',
+        start_delay_ms=11.0,
+        alignment_ms=12.0,
+        sync_ms=13.0,
+        async_ms=14.0,
+        state_bytes=150,
+        inflight_bytes=160,
+        processed_bytes=180,
+    )
     checkpoint = CheckpointView(
         id=3,
         status="completed",
@@ -60,6 +79,8 @@ def view() -> JobView:
         new_state_bytes=300,
         inflight_bytes=200,
         new_inflight_bytes=170,
+        processed_bytes=90,
+        tasks=(of_task,),
     )
     failed = replace(checkpoint, id=4, status="failed", duration_ms=600.0, state_bytes=0)
     ended = replace(task, task=TaskId(VertexId(1), 1), watermark_ms=MAX_WATERMARK_MS)
@@ -79,7 +100,7 @@ def samples(text: bytes) -> dict[tuple[str, str], float]:
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             labels = sample.labels
-            by = labels.get("task") or labels.get("reason") or labels.get("quantile") or labels.get("state") or ""
+            by = next((labels[name] for name in ("task", "reason", "quantile", "state", "kind") if name in labels), "")
             found[sample.name, by] = sample.value
     return found
 
@@ -101,6 +122,7 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         ("tidegate_checkpoint_duration_quantile_seconds", "0.95"): 0.12,
         ("tidegate_checkpoint_duration_quantile_seconds", "0.99"): 0.24,
         # Of the newest completed one, although a newer one has failed.
+        ("tidegate_checkpoint_last_kind", "aligned"): 1,
         ("tidegate_checkpoint_last_id", ""): 3,
         ("tidegate_checkpoint_last_duration_seconds", ""): 0.13,
         ("tidegate_checkpoint_last_state_bytes", ""): 400,
@@ -108,6 +130,7 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         ("tidegate_checkpoint_last_inflight_bytes", ""): 200,
         ("tidegate_checkpoint_last_new_inflight_bytes", ""): 170,
         ("tidegate_checkpoint_last_triggered_timestamp_seconds", ""): 1_767_225_600,
+        ("tidegate_checkpoint_last_processed_bytes", ""): 90,
     }
     of_the_source = {name: value for (name, by), value in found.items() if by == "v0.1"}
     assert of_the_source == {
@@ -127,6 +150,13 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         "tidegate_task_unstored_bytes": 88,
         "tidegate_task_source_lag_seconds": 2.5,
         "tidegate_task_watermark_timestamp_seconds": 1_700_000_000,
+        "tidegate_task_checkpoint_start_delay_seconds": 0.011,
+        "tidegate_task_checkpoint_alignment_seconds": 0.012,
+        "tidegate_task_checkpoint_sync_seconds": 0.013,
+        "tidegate_task_checkpoint_async_seconds": 0.014,
+        "tidegate_task_checkpoint_state_bytes": 150,
+        "tidegate_task_checkpoint_inflight_bytes": 160,
+        "tidegate_task_checkpoint_processed_bytes": 180,
     }
     assert ("tidegate_task_watermark_timestamp_seconds", "v1.1") not in found
 

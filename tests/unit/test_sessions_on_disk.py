@@ -308,8 +308,49 @@ def test_sessions_that_do_not_fit_are_not_in_memory(monkeypatch: pytest.MonkeyPa
         assert (in_memory(on_disk) < 7_000, sum(sessions_of(on_disk).values())) == (True, 2_858 + 2_000)
         job.advance(10_000, 0)
         job.check()
-        assert (in_memory(on_disk), sessions_of(on_disk)) == (0, Counter())
+        assert (in_memory(on_disk) < 7_000, sessions_of(on_disk)) == (True, Counter())
         del job, whole, on_disk
+
+
+def test_sessions_that_come_with_one_that_has_ended_leave_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with opened_backends(rows_memory_bytes=512 << 10) as backends:
+        job, most = Job(APPEND, backends), 0
+        for at in range(0, 20_000, 500):
+            job.process([row for at_ms in (0, 100, 200) for row in keys(range(at, at + 500), at_ms)])
+        ((_, whole, on_disk),) = job.pairs
+        for each in (whole, on_disk):
+            each.operator.on_watermark(10)
+        while on_disk.operator.fire(1, on_disk.out.append):
+            most = max(most, in_memory(on_disk))
+        assert (in_memory(whole), most < 20_000) == (60_000, True)
+        job.check()
+        del job, whole, on_disk
+
+
+@pytest.mark.parametrize("takes_arrays", [False, True])
+def test_a_step_writes_no_more_sessions_than_it_has_time_for(
+    monkeypatch: pytest.MonkeyPatch, takes_arrays: bool
+) -> None:
+    """A few keys with very many sessions each, which a step by keys would write all at once."""
+    monkeypatch.undo()
+    monkeypatch.setattr(sessions_on_disk, "_PUT_BYTES", 1 << 16)
+    counts: list[int] = []
+    put_away = sessions_on_disk.SessionsOnDisk._put_away
+    monkeypatch.setattr(
+        sessions_on_disk.SessionsOnDisk,
+        "_put_away",
+        lambda disk, index, owners, columns: (counts.append(len(owners)), put_away(disk, index, owners, columns)),
+    )
+    spec = APPEND if takes_arrays else replace(APPEND, calls=APPEND.calls[:2], results=APPEND.results[:4])
+    with opened_backends(rows_memory_bytes=1 << 20) as backends:
+        running = Logged(backends, spec)
+        for at in range(200):
+            running.process(keys(range(100), at_ms=at * 100))
+        assert sum(counts) > 5_000
+        assert max(counts) < 1_500
+        running.operator.close()
+        del running
 
 
 @pytest.mark.parametrize("ends", [False, True])

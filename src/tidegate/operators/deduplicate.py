@@ -30,6 +30,8 @@ SECTION_NAME = "deduplicate"
 
 _NEVER_US = np.iinfo(np.int64).max
 _US_PER_MS = 1000
+# At a time, if some are on disk: a few ms.
+_LEAST_FORGOTTEN = 1 << 11
 # Below this many forgotten keys, making the index anew costs more than it frees.
 _FEW_KEYS = 1 << 12
 
@@ -94,10 +96,14 @@ class DeduplicateOperator:
         self._expiry.on_watermark(event_time_ms)
 
     def fire(self, max_timers: int, emit: Emit) -> bool:
-        """Forgets a bounded number of keys. That shows nowhere, so it does not matter how many at a time."""
+        """Forgets a bounded number of keys. That shows nowhere, so it does not matter how many at a time.
+
+        Those on disk are read, and deleted there, one by one.
+        """
         if self._compaction is not None and not self._has_compacted(self._compaction):
             return True
-        found = self._expiry.finished(MOST_FOUND, lambda part: self._index.hashes[part])
+        count = MOST_FOUND if self._on_disk is None else min(max(max_timers, _LEAST_FORGOTTEN), MOST_FOUND)
+        found = self._expiry.finished(count, lambda part: self._index.hashes[part])
         self._expiry.end(found.slots)
         self._dead += len(found.slots)
         if self._on_disk is not None:
@@ -108,7 +114,7 @@ class DeduplicateOperator:
         if self._dead > max(_FEW_KEYS, self._index.count // 2):
             self._compaction = Compaction(self._index, self._live(), self._arrays())
             return True
-        return self._on_disk is not None and self._on_disk.bring_due(self._expiry, MOST_FOUND)
+        return self._on_disk is not None and self._on_disk.bring_due(self._expiry, count)
 
     def _has_compacted(self, compaction: Compaction) -> bool:
         """Does a part of it; whether that was the last."""

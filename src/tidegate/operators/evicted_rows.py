@@ -183,6 +183,11 @@ class EvictedRows:
 
     # -- by end
 
+    def may_be_due(self, watermarks_us: npt.NDArray[np.int64], own: range) -> bool:
+        """False if no row has ended."""
+        groups = slice(own.start, own.stop)
+        return self.has_any and bool((self._first_ends_us[groups] <= watermarks_us[groups]).any())
+
     def due(self, watermarks_us: npt.NDArray[np.int64], own: range, most: int) -> pa.RecordBatch | None:
         """Up to so many rows that have ended, each key group's earliest first; None if there is none.
 

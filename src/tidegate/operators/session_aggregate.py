@@ -158,8 +158,10 @@ class SessionAggregateOperator:
 
     def _has_brought_due(self, disk: SessionsOnDisk, most: int) -> bool:
         """Whether there may be sessions in memory now that have ended."""
-        if disk.is_leaving():
-            # Some are in memory and on disk until they have left.
+        if not disk.may_be_due(self._expiry):
+            return False
+        if disk.is_leaving() or disk.is_full(self._size_bytes(), self._index.count):
+            # Some are in memory and on disk until they have left; and with those that end others of their keys come.
             self._leave_some(disk, 0)
             return True
         stored = disk.bring_due(self._expiry, most)
@@ -319,7 +321,8 @@ class SessionAggregateOperator:
             size_bytes = self._size_bytes()
             if not disk.is_full(size_bytes, self._index.count):
                 return
-            disk.begin_leaving(size_bytes, self._index, self._sessions, live)
+            copy_all = None if self._calls.is_frozen_by_part else self._frozen
+            disk.begin_leaving(size_bytes, self._index, self._sessions, live, copy_all)
         if disk.is_leaving():
             written, was_last = disk.write_leaving(added, self._index, self._sessions, live, self._frozen)
             assert self._logged is not None, "there is a log wherever there is a disk"

@@ -6,7 +6,8 @@ anything happens to them. Must never leave a session in both, nor in neither.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +30,28 @@ _LEAST_WRITTEN: Final = 1 << 12
 _WRITTEN_PER_ADDED: Final = 4
 # Out of those, so many at once, and so many are looked up at once: each is an object of Python for a moment.
 _AT_ONCE: Final = 1 << 14
+# Fewer are written, if their sessions are so many or so large that those would take more than this.
+_PUT_BYTES: Final = 1 << 22
 
+# Of sessions, their columns as they are now.
+Copy: TypeAlias = Callable[[Slots], ReadPart]
 # Of a key, while some leave.
 _STAYS, _LEAVES, _AWAY = 0, 1, 2
 _NO_SLOTS: Slots = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """Of some keys, in the order of keys. `read`: their columns as they are stored."""
+
+    slots: Slots
+    keys: Slots
+    read: ReadPart
+
+    def of(self, first: int, last: int) -> slice:
+        """Where those of the keys from the first to the last are."""
+        start, stop = np.searchsorted(self.keys, [first, last + 1]).tolist()
+        return slice(start, stop)
 
 
 class SessionsOnDisk:
@@ -66,6 +85,9 @@ class SessionsOnDisk:
         self._used: GrowingArray[np.bool_] = GrowingArray(np.bool_)
         self._leaving: Slots | None = None
         self._written = 0
+        self._put_at_once = _AT_ONCE
+        # Of keys that leave, if copying some sessions means to copy all.
+        self._copied: _Sessions | None = None
         # Of keys, while some leave.
         self._places: GrowingArray[np.uint8] = GrowingArray(np.uint8)
 
@@ -93,6 +115,10 @@ class SessionsOnDisk:
                 self._evicted.remove(rows)
                 yield self._sessions_in(rows)
 
+    def may_be_due(self, expiry: Expiry) -> bool:
+        """False if no session that is here has ended."""
+        return self._evicted is not None and self._evicted.may_be_due(expiry.watermarks_us(), self._own)
+
     def bring_due(self, expiry: Expiry, most: int) -> pa.RecordBatch | None:
         """Sessions of up to so many keys of which one has ended, while none leaves. They are not here any more."""
         assert self._leaving is None, "those that are in memory too would be there twice"
@@ -113,8 +139,13 @@ class SessionsOnDisk:
         """Whether some are to leave; `size_bytes`: of what the operator holds."""
         return self._evicted is not None and key_count > 0 and self._room.is_full(size_bytes, key_count)
 
-    def begin_leaving(self, size_bytes: int, index: KeyIndex, sessions: Sessions, live: Flags) -> None:
-        """Chooses keys until half of what there is room for is left, those first that were not in use for longest."""
+    def begin_leaving(
+        self, size_bytes: int, index: KeyIndex, sessions: Sessions, live: Flags, copy_all: Copy | None
+    ) -> None:
+        """Chooses keys until half of what there is room for is left, those first that were not in use for longest.
+
+        `copy_all`: if that is to be done at once; None if those that are written are copied part by part.
+        """
         has_any, is_used = np.zeros((2, index.count), dtype=np.bool_)
         has_any[sessions.keys.used[live]] = True
         is_used[sessions.keys.used[live & self._used.used]] = True
@@ -124,48 +155,57 @@ class SessionsOnDisk:
         chosen = np.flatnonzero(has_any & ~is_used)[:most]
         chosen = np.concatenate([chosen, np.flatnonzero(has_any & is_used)[: most - len(chosen)]])
         if self._room.is_worth_it(len(chosen), size_bytes, index.count, live_count):
-            self._leaving, self._written = chosen, 0
+            self._leaving, self._written = np.sort(chosen), 0
+            self._put_at_once = max(1, min(_AT_ONCE, _PUT_BYTES * index.count // max(1, size_bytes)))
+            self._copied = None if copy_all is None else _copied(chosen, sessions, live, copy_all)
             self._places = GrowingArray(np.uint8)
             self._places.grow_to(index.count)
             self._places.used[chosen] = _LEAVES
 
     def write_leaving(
-        self, added: int, index: KeyIndex, sessions: Sessions, live: Flags, frozen: Callable[[Slots], ReadPart]
+        self, added: int, index: KeyIndex, sessions: Sessions, live: Flags, copy: Copy
     ) -> tuple[Slots, bool]:
         """Writes a part of them: these sessions are here now, and are to leave memory; whether that was the last part.
 
-        `added`: keys since the last part. `frozen`: of sessions, the columns as they are stored.
+        `added`: keys since the last part. `copy`: of sessions, the columns as they are stored.
         """
         assert self._leaving is not None
-        stop = self._written + max(_LEAST_WRITTEN, _WRITTEN_PER_ADDED * added)
-        part = self._leaving[self._written : stop]
-        part = part[self._places.used[part] == _LEAVES]
+        count = max(min(_LEAST_WRITTEN, self._put_at_once), _WRITTEN_PER_ADDED * added)
+        stop = min(self._written + count, len(self._leaving))
         written = [_NO_SLOTS]
-        for at in range(0, len(part), _AT_ONCE):
-            slots = sessions.of_keys(part[at : at + _AT_ONCE], live)
-            if len(slots):
-                written.append(self._put_away(slots, index, sessions, frozen))
-        self._written = min(stop, len(self._leaving))
-        return np.concatenate(written), self._written == len(self._leaving)
+        for at in range(self._written, stop, self._put_at_once):
+            part = self._leaving[at : min(at + self._put_at_once, stop)]
+            # Whatever happens to a key that was chosen lets it stay: those that are left are as they were.
+            leaving = part[self._places.used[part] == _LEAVES]
+            if len(leaving) == 0:
+                continue
+            if self._copied is None:
+                copied = _copied(leaving, sessions, live, copy)
+                slots, columns = copied.slots, copied.read(slice(0, len(copied.slots)))[0]
+            else:
+                place = self._copied.of(part[0], part[-1])
+                slots, columns = self._copied.slots[place], self._copied.read(place)[0]
+                is_leaving = self._places.used[self._copied.keys[place]] == _LEAVES
+                if not is_leaving.all():
+                    places = np.flatnonzero(is_leaving)
+                    slots, columns = slots[places], [column.take(slots_array(places)) for column in columns]
+            self._put_away(index, sessions.keys.used[slots], columns)
+            written.append(slots)
+        self._written = stop
+        return np.concatenate(written), stop == len(self._leaving)
 
-    def _put_away(
-        self, slots: Slots, index: KeyIndex, sessions: Sessions, frozen: Callable[[Slots], ReadPart]
-    ) -> Slots:
-        """All live sessions of some keys."""
+    def _put_away(self, index: KeyIndex, owners: Slots, columns: Sequence[pa.Array]) -> None:
+        """All live sessions of some keys, by the key that each is of."""
         assert self._evicted is not None
-        slots = slots[np.argsort(sessions.keys.used[slots], kind="stable")]
-        owners = sessions.keys.used[slots]
         firsts = np.flatnonzero(np.append(True, owners[1:] != owners[:-1]))
         keys = owners[firsts]
-        columns, _ = frozen(slots)(slice(0, len(slots)))
         kind = self._away_schema.field(self._key_count).type
-        each = pa.Array.from_buffers(kind.value_type, len(slots), [None], children=columns[self._key_count :])
-        offsets = pa.py_buffer(np.append(firsts, len(slots)).astype(np.int32))
+        each = pa.Array.from_buffers(kind.value_type, len(owners), [None], children=columns[self._key_count :])
+        offsets = pa.py_buffer(np.append(firsts, len(owners)).astype(np.int32))
         lists = pa.Array.from_buffers(kind, len(keys), [None, offsets], children=[each])
         hashes, most_seen_bytes = index.hashes[keys], self._room.most_seen_bytes()
         self._evicted.put([*index.gather(keys), lists], hashes, most_seen_bytes=most_seen_bytes)
         self._places.used[keys] = _AWAY
-        return slots
 
     def stay(self, keys: Slots, index: KeyIndex) -> Slots:
         """Something is about to happen to these keys. Those whose sessions were here already, and are not any more."""
@@ -193,7 +233,7 @@ class SessionsOnDisk:
 
     def on_compacted(self) -> None:
         """Those that are here are not in memory any more."""
-        self._leaving = None
+        self._leaving, self._copied = None, None
 
     # -- snapshots
 
@@ -215,6 +255,13 @@ class SessionsOnDisk:
         windows = lists.values.field(0)
         first: npt.NDArray[np.int64] = np.minimum.reduceat(end_of(windows), _offsets_of(lists)[:-1])
         return first
+
+
+def _copied(keys: Slots, sessions: Sessions, live: Flags, copy: Copy) -> _Sessions:
+    """Their live sessions, of which each has some."""
+    slots = sessions.of_keys(keys, live)
+    slots = slots[np.argsort(sessions.keys.used[slots], kind="stable")]
+    return _Sessions(slots, sessions.keys.used[slots], copy(slots))
 
 
 def away_schema(stored: pa.Schema, key_count: int) -> pa.Schema:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from tidegate.coordinator.views import JobView, TaskView
+from tidegate.coordinator.views import CheckpointView, JobView, TaskCheckpointView, TaskView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LAST_CALENDAR_MS = 253_402_300_799_000  # the end of the year 9999: later ones mean the end of event time
@@ -78,15 +78,36 @@ class _Collector:
             yield quantiles
         last = next((one for one in self.view.checkpoints if one.status == "completed"), None)
         if last is not None:
-            prefix = "tidegate_checkpoint_last"
-            yield self._gauge(f"{prefix}_id", "Of the newest completed one.", last.id)
-            yield self._gauge(f"{prefix}_duration_seconds", "Of the newest completed one.", last.duration_ms / 1000)
-            yield self._gauge(f"{prefix}_state_bytes", "Of the newest completed one.", last.state_bytes)
-            yield self._gauge(f"{prefix}_new_state_bytes", "What it wrote.", last.new_state_bytes)
-            yield self._gauge(f"{prefix}_inflight_bytes", "Captured rows.", last.inflight_bytes)
-            yield self._gauge(f"{prefix}_new_inflight_bytes", "What of them it wrote.", last.new_inflight_bytes)
-            at_s = last.triggered_at.timestamp()
-            yield self._gauge(f"{prefix}_triggered_timestamp_seconds", "Since 1970.", at_s)
+            yield from self._newest(last)
+
+    def _newest(self, last: CheckpointView) -> Iterator[Metric]:
+        prefix = "tidegate_checkpoint_last"
+        kind = GaugeMetricFamily(f"{prefix}_kind", "1; how it was taken is a label.", labels=["query", "kind"])
+        kind.add_metric([self.query, last.kind], 1)
+        yield kind
+        yield self._gauge(f"{prefix}_id", "Of the newest completed one.", last.id)
+        yield self._gauge(f"{prefix}_duration_seconds", "Of the newest completed one.", last.duration_ms / 1000)
+        yield self._gauge(f"{prefix}_state_bytes", "Of the newest completed one.", last.state_bytes)
+        yield self._gauge(f"{prefix}_new_state_bytes", "What it wrote.", last.new_state_bytes)
+        yield self._gauge(f"{prefix}_inflight_bytes", "Captured rows.", last.inflight_bytes)
+        yield self._gauge(f"{prefix}_new_inflight_bytes", "What of them it wrote.", last.new_inflight_bytes)
+        at_s = last.triggered_at.timestamp()
+        yield self._gauge(f"{prefix}_triggered_timestamp_seconds", "Since 1970.", at_s)
+        yield self._gauge(f"{prefix}_processed_bytes", "Between first barriers and snapshots.", last.processed_bytes)
+        parts: Iterable[tuple[str, str, Callable[[TaskCheckpointView], float]]] = (
+            ("start_delay_seconds", "From the trigger to the first barrier.", lambda t: t.start_delay_ms / 1000),
+            ("alignment_seconds", "From the first barrier to the last.", lambda t: t.alignment_ms / 1000),
+            ("sync_seconds", "While the task took its snapshot.", lambda t: t.sync_ms / 1000),
+            ("async_seconds", "Until it was stored.", lambda t: t.async_ms / 1000),
+            ("state_bytes", "What the task stores.", lambda t: t.state_bytes),
+            ("inflight_bytes", "Rows captured for the task.", lambda t: t.inflight_bytes),
+            ("processed_bytes", "Between its first barrier and its snapshot.", lambda t: t.processed_bytes),
+        )
+        for name, help, value in parts:
+            family = GaugeMetricFamily(f"tidegate_task_checkpoint_{name}", help, labels=_TASK_LABELS)
+            for task in last.tasks:
+                family.add_metric([self.query, task.task, task.name], value(task))
+            yield family
 
     def _tasks(self) -> Iterator[Metric]:
         tasks = self.view.tasks
