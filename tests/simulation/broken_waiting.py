@@ -36,7 +36,7 @@ def ends_its_output_while_rows_wait(patch: Patch) -> None:
     patch.setattr(Task, "_holds_rows", lambda self: False)
 
 
-@variant(found_at=103)
+@variant(found_at=233)
 def gives_rows_that_wait_to_every_task_at_another_parallelism(patch: Patch) -> None:
     def to_all(items_by_subtask: Any, parallelism: int) -> Any:
         items = [item for items in items_by_subtask for item in items]

@@ -12,9 +12,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
+from tidegate.state.contract import ROCKSDB_SECTION
 from tidegate.storage.job_log import JobLog, newest_completed
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import open_store
+from tidegate.worker.restoring import stored_sections
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -30,6 +32,8 @@ OPTIONS = {
     "network.debloat": "false",
     "source.activeBackpressure": "false",
 }
+# There is no memory for a slot's few groups: they leave it while the job runs, and come back with their next row.
+BACKENDS = {"heap": {}, "rocksdb": {"state.backend": "rocksdb", "state.rocksdb.rowMemory": "64b"}}
 
 
 class Marks(tg.ConnectProcessor):
@@ -73,8 +77,8 @@ def job(spark: SparkSession, folder: Path) -> DataFrame:
     return numbered.groupBy("k").agg(F.count("*").alias("n"), F.sum("id").alias("total"))
 
 
-def start(df: DataFrame, folder: Path, slots: int) -> tg.StreamingQuery:
-    writer = tg.writeStream(df).format("parquet").outputMode("update").options(**OPTIONS)
+def start(df: DataFrame, folder: Path, slots: int, backend: str) -> tg.StreamingQuery:
+    writer = tg.writeStream(df).format("parquet").outputMode("update").options(**OPTIONS, **BACKENDS[backend])
     writer = writer.option("checkpointLocation", str(folder / "chk")).option("parallelism", slots)
     return writer.trigger(availableNow=True).start(str(folder / "out"))
 
@@ -83,6 +87,12 @@ def newest(folder: Path) -> Manifest | None:
     store = open_store(str(folder / "chk"))
     completed = newest_completed(JobLog(store, driver="a test").read())
     return None if completed is None else decode_manifest(store.read(completed.manifest), name=completed.manifest)
+
+
+def has_rows_on_disk(folder: Path) -> bool:
+    manifest = newest(folder)
+    assert manifest is not None
+    return any(name == ROCKSDB_SECTION for _, name in stored_sections(open_store(str(folder / "chk")), manifest))
 
 
 def kinds_in_flight(manifest: Manifest) -> set[str]:
@@ -105,8 +115,9 @@ def stop_with_rows_in_flight(query: tg.StreamingQuery, folder: Path, *, slots: i
     assert stopped is not None and kinds_in_flight(stopped) == EDGES, "what is restored has rows on every edge"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_to_four_to_three_slots_with_rows_in_flight_on_every_kind_of_edge(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, backend: str
 ) -> None:
     orders = {"id": list(range(ROWS)), "k": [i * 7 % KEYS for i in range(ROWS)]}
     for name, columns in (("orders", orders), ("marks", {"mark": list(range(ROWS))})):
@@ -117,9 +128,10 @@ def test_two_to_four_to_three_slots_with_rows_in_flight_on_every_kind_of_edge(
             pq.write_table(part, tmp_path / name / f"{number:02d}.parquet")
     df = job(spark, tmp_path)
     for slots in (2, 4):
-        stop_with_rows_in_flight(start(df, tmp_path, slots), tmp_path, slots=slots)
-    last = start(df, tmp_path, 3)
+        stop_with_rows_in_flight(start(df, tmp_path, slots, backend), tmp_path, slots=slots)
+    last = start(df, tmp_path, 3, backend)
     assert last.awaitTermination(PATIENCE_S)
+    assert has_rows_on_disk(tmp_path) == (backend == "rocksdb")
     rows = [tuple(row.values()) for row in pq.read_table(tmp_path / "out").to_pylist()]
     assert len({row[:2] for row in rows}) == len(rows), "a group is given with the same count once"
     expected = {k: [i for i in range(ROWS) if i * 7 % KEYS == k] for k in range(KEYS)}

@@ -1,7 +1,9 @@
 """What a restore would do, told before it is done."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -10,14 +12,20 @@ from tests.unit.test_restoring import MANIFEST, Captured, Job, rows
 from tidegate.api.trial import TrialEnded, current_trial, trying
 from tidegate.cli import check
 from tidegate.coordinator.compatibility import NotRestored
+from tidegate.coordinator.durable import DurableJob, DurableSettings
 from tidegate.coordinator.inspection import StoredCheckpoint
 from tidegate.coordinator.restore_trial import TrialReport, try_restore
-from tidegate.model.errors import UserError
+from tidegate.model.errors import IncompatibleCheckpoint, UserError
 from tidegate.model.ids import ChannelId, EdgeId, TaskId, VertexId
+from tidegate.operators.described import describe_plan
 from tidegate.plan.lower import fingerprint, lower
-from tidegate.plan.nodes import Node, Sink
+from tidegate.plan.nodes import Node, Sink, TimeMode, TransformWithState
+from tidegate.protocol.retention import KeepNumber
 from tidegate.state.contract import Redistribution, Section
+from tidegate.storage.manifests import encode_manifest
 from tidegate.storage.store import LocalFiles
+
+STATE = Section("x", None, lambda: b"state", Redistribution.UNION)
 
 
 def stored(folder: Path, root: Node) -> StoredCheckpoint:
@@ -25,7 +33,7 @@ def stored(folder: Path, root: Node) -> StoredCheckpoint:
     job = Job(
         LocalFiles(folder),
         lowered(root),
-        sections=lambda task: [Section("x", None, lambda: b"state", Redistribution.UNION)] if task.vertex else [],
+        sections=lambda task: [STATE] if task.vertex else [],
         sources={TaskId(VertexId(0), subtask): b"here" for subtask in (0, 1)},
     )
     return StoredCheckpoint(str(folder), LocalFiles(folder), MANIFEST, job.write())
@@ -95,6 +103,70 @@ def test_state_of_rocksdb_is_refused_on_the_heap_unless_nobody_takes_it_over(tmp
     in_rocksdb = try_restore(before, plan, fingerprint(plan), NotRestored.REFUSED, state_backend="rocksdb")
     assert in_rocksdb.refusal is None
     assert report(before, SCAN, NotRestored.DROPPED).refusal is None
+
+
+# -- timers
+
+
+def processing(mode: TimeMode) -> Node:
+    return TransformWithState(SCAN, 1, b"p", SCAN.schema, mode)
+
+
+def stored_timed(folder: Path, root: Node, *, has_state: bool = True) -> StoredCheckpoint:
+    """With what a checkpoint says of its plan."""
+    store, plan = LocalFiles(folder), lowered(root)
+    job = Job(store, plan, sections=lambda task: [STATE] if has_state and task.vertex else [])
+    manifest = msgspec.structs.replace(job.write(), plan=describe_plan(plan))
+    store.put(MANIFEST, encode_manifest(manifest))
+    return StoredCheckpoint(str(folder), store, MANIFEST, manifest)
+
+
+def check_start(folder: Path, saved: Path, root: Node) -> None:
+    """What `start()` does before anything else, with the option restore.from."""
+    plan = lowered(root)
+    settings = DurableSettings(fingerprint=tuple(fingerprint(plan)), keep=KeepNumber(1), restore_from=str(saved))
+    no_sink: Any = None
+    job = DurableJob(
+        LocalFiles(folder),
+        no_sink,
+        plan,
+        settings,
+        open_location=lambda location: LocalFiles(Path(location)),
+        wall_ms=lambda: 0,
+    )
+    job.check_compatible()
+
+
+@pytest.mark.parametrize(("name", "said"), [("alarms", "'alarms'"), (None, "TransformWithState#1")])
+def test_another_time_mode_is_refused_before_anything_starts(tmp_path: Path, name: str | None, said: str) -> None:
+    old, new = processing(TimeMode.EVENT_TIME), processing(TimeMode.PROCESSING_TIME)
+    if name is not None:
+        old, new = named(old, name), named(new, name)
+    saved = tmp_path / "saved"
+    before = stored_timed(saved, old)
+    expected = (
+        f"Checkpoint 1 has {said} in time mode EventTime, and the query has it in ProcessingTime, in which timers "
+        "from before would never fire: set it to EventTime, or use a new checkpointLocation."
+    )
+    assert report(before, new).refusal == expected
+    with pytest.raises(IncompatibleCheckpoint) as caught:
+        check_start(tmp_path / "chk", saved, new)
+    assert str(caught.value) == expected
+    assert report(before, old).refusal is None
+    check_start(tmp_path / "chk", saved, old)
+
+
+def test_an_operator_that_has_nothing_stored_goes_on_in_any_time_mode(tmp_path: Path) -> None:
+    before = stored_timed(tmp_path, processing(TimeMode.EVENT_TIME), has_state=False)
+    assert report(before, processing(TimeMode.NONE)).refusal is None
+
+
+def test_a_processor_without_timers_may_get_some(tmp_path: Path) -> None:
+    before = stored_timed(tmp_path, processing(TimeMode.NONE))
+    assert report(before, processing(TimeMode.EVENT_TIME)).refusal is None
+
+
+# -- damage
 
 
 def test_a_changed_byte_in_what_it_reads_refuses(tmp_path: Path) -> None:

@@ -1,16 +1,30 @@
 """Which states of user code may change their schema between a checkpoint and the query that goes on from it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from tidegate.coordinator.state_evolution import check_states, left_out_states, with_left_out
+from tidegate.coordinator.state_evolution import check_states, left_out_states, other_time_modes, with_left_out
 from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.model.ids import VertexId
 from tidegate.operators.described import describe_plan
 from tidegate.plan.lower import fingerprint, lower
 from tidegate.plan.matching import match_stored
-from tidegate.plan.nodes import DeclaredState, Scan, Sink, StateShape, TransformWithState
+from tidegate.plan.nodes import (
+    Connect,
+    DeclaredState,
+    Node,
+    RightSide,
+    Scan,
+    Sink,
+    StateShape,
+    TimeMode,
+    TransformWithState,
+)
+from tidegate.plan.parts import Place
 from tidegate.plan.physical import JobPlan
 from tidegate.storage.stored_plan import StoredPlan
 
@@ -120,3 +134,51 @@ def test_a_state_that_a_version_deleted_may_come_back_as_something_else() -> Non
     second = goes_on(first, deleted=("count",))
     assert second.operators[0].left_out == []
     goes_on(second, value(pa.field("n", pa.string())))
+
+
+# -- timers
+
+
+def transforming(mode: TimeMode) -> JobPlan:
+    return lowered(TransformWithState(Scan("rate", {}, SCHEMA), 1, b"p", SCHEMA, mode))
+
+
+def connecting(mode: TimeMode) -> JobPlan:
+    left, right = Scan("rate", {}, SCHEMA), Scan("parquet", {}, SCHEMA)
+    return lowered(Connect(left, right, b"p", RightSide.KEYED, 1, 1, SCHEMA, mode))
+
+
+def lowered(node: Node) -> JobPlan:
+    return lower(node, Sink("noop", {}, SCHEMA), parallelism=1, max_parallelism=16)
+
+
+def changed(before: JobPlan, after: JobPlan, stored: StoredPlan | None) -> list[tuple[Place, str, str]]:
+    match = match_stored(after, fingerprint(after), stored=fingerprint(before), stored_names={})
+    assert match is not None
+    return [(other.stored, other.before, other.now) for other in other_time_modes(after, match, stored)]
+
+
+@pytest.mark.parametrize("planned_in", [transforming, connecting])
+@pytest.mark.parametrize("now", TimeMode)
+@pytest.mark.parametrize("before", TimeMode)
+def test_timers_never_fire_in_another_time_mode_than_theirs(
+    planned_in: Callable[[TimeMode], JobPlan], before: TimeMode, now: TimeMode
+) -> None:
+    """Where there could be none before, any time mode will do."""
+    old, new = planned_in(before), planned_in(now)
+    stored = describe_plan(old)
+    (operator,) = stored.operators
+    place = Place(VertexId(operator.vertex), operator.position)
+    is_fine = before in (TimeMode.NONE, now)
+    assert changed(old, new, stored) == ([] if is_fine else [(place, before.value, now.value)])
+
+
+def test_of_a_checkpoint_that_does_not_say_its_time_mode_the_slots_find_out() -> None:
+    old, new = transforming(TimeMode.EVENT_TIME), transforming(TimeMode.PROCESSING_TIME)
+    said = msgspec.to_builtins(describe_plan(old))
+    for operator in said["operators"]:
+        del operator["time_mode"]
+    earlier = msgspec.convert(said, StoredPlan)
+    assert earlier.operators[0].has_timers
+    assert changed(old, new, earlier) == []
+    assert changed(old, new, None) == []

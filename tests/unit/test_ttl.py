@@ -1,4 +1,7 @@
-"""Entries that expire: what readers see of them, and how they are removed a few at a time."""
+"""Entries that expire: what readers see of them, and how they are removed a few at a time, on every backend."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -6,23 +9,35 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
-from tidegate.state.heap import HeapBackend
+from tidegate.state.contract import StateBackend
 from tidegate.state.ttl import KEY_GROUPS_PER_CALL, LOOKS_PER_REMOVAL, TtlState, ttl_name
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
+from tidegate.worker.state_backends import StateBackends, open_backends
 
 ALL = KeyGroupRange(0, 128)
+
+_backends: list[StateBackends] = []
+
+
+@pytest.fixture(autouse=True, params=["heap", "rocksdb"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test with each: entries must not expire otherwise."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    _backends.append(open_backends(request.param))
+    yield
+    _backends.pop().close()
 
 
 class Fixture:
     def __init__(self, *, ttl_ms: int = 100, key_groups: KeyGroupRange = ALL) -> None:
         self.clock = ManualClock()
-        self.backend = HeapBackend(key_groups)
+        self.backend = _backends[-1].open(key_groups)
         self.ttl_ms = ttl_ms
         self.key_groups = key_groups
         self.state = self.over(self.backend)
 
-    def over(self, backend: HeapBackend) -> TtlState:
+    def over(self, backend: StateBackend) -> TtlState:
         name = ttl_name("seen")
         return TtlState(backend.keyed(name), ttl_ms=self.ttl_ms, clock=self.clock, key_groups=self.key_groups)
 
@@ -69,7 +84,7 @@ def test_an_empty_value_and_a_deleted_entry_are_told_apart() -> None:
 def test_an_entry_keeps_its_expiry_across_a_restore_whatever_the_setting_is_now() -> None:
     fixture = Fixture(ttl_ms=100)
     fixture.state.put(3, b"k", b"v")
-    again = HeapBackend(ALL)
+    again = _backends[-1].open(ALL)
     again.restore(restored_from(fixture.backend.snapshot()))
     fixture.ttl_ms = 10_000
     restored = fixture.over(again)
@@ -166,3 +181,4 @@ def test_readers_cannot_tell_whether_expired_entries_were_removed(steps: list[tu
             value, expiry_ms = expected.get(group, (b"", 0))
             alive = value if expiry_ms > fixture.clock.wall_ms() else None
             assert fixture.state.get(group, b"%d" % group) == alive
+    fixture.backend.close()

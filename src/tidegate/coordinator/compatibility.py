@@ -7,18 +7,25 @@ import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from tidegate.coordinator.state_evolution import check_states
+from tidegate.coordinator.state_evolution import check_states, other_time_modes
 from tidegate.model.errors import IncompatibleCheckpoint, OptionError
 from tidegate.model.ids import CheckpointId
 from tidegate.plan.matching import PlanMatch, match_stored
-from tidegate.plan.parts import Part, Place, Way
+from tidegate.plan.parts import Part, Place, Way, read_parts
 from tidegate.plan.physical import JobPlan
 from tidegate.state.contract import HEAP, ROCKSDB_SECTION
 from tidegate.storage.manifests import Manifest
+from tidegate.storage.stored_plan import TimeModeName
 from tidegate.worker.restoring import lost_in_flight
 
 _NEW_LOCATION = "go back to the old query or use a new checkpointLocation"
 _STILL = "restore it into the old query, and end that with query.stop(savepoint=True)"
+# As a user writes them.
+_TIME_MODES: dict[TimeModeName, str] = {
+    "none": "None",
+    "processing_time": "ProcessingTime",
+    "event_time": "EventTime",
+}
 
 log = logging.getLogger("tidegate")
 
@@ -56,6 +63,7 @@ def check_fits(
         _check_state(where, match, stored_places(), not_restored)
     _check_in_flight(where, match, manifest)
     check_states(where, plan, match, manifest.plan)
+    _check_time_modes(where, plan, match, manifest, stored_places)
     return match
 
 
@@ -127,6 +135,26 @@ def _check_in_flight(where: str, match: PlanMatch, manifest: Manifest) -> None:
         raise IncompatibleCheckpoint(
             f"{where} has rows in flight {_way(way)}, and the query has no such exchange: {_STILL}."
         )
+
+
+def _check_time_modes(
+    where: str, plan: JobPlan, match: PlanMatch, manifest: Manifest, stored_places: Callable[[], frozenset[Place]]
+) -> None:
+    """Refused whatever the operator has stored: whether timers are among it, only slots see, which start later."""
+    others = list(other_time_modes(plan, match, manifest.plan))
+    if not others:
+        return
+    stored = stored_places()
+    known = read_parts(manifest.plan_fingerprint, manifest.operator_names)
+    for other in others:
+        if other.stored in stored:
+            part = None if known is None else known.at(other.stored)
+            before = _TIME_MODES[other.before]
+            raise IncompatibleCheckpoint(
+                f"{where} has {part or 'an operator'} in time mode {before}, and the query has it in "
+                f"{_TIME_MODES[other.now]}, in which timers from before would never fire: set it to {before}, or use a "
+                f"new checkpointLocation."
+            )
 
 
 def _way(way: Way) -> str:

@@ -1,10 +1,11 @@
-"""Whether the states that user code declares now can go on with what was stored of them.
+"""Whether the states that user code declares now can go on with what was stored of them, and its timers.
 
 Values are stored field by field, in order: fields may be added at the end, if null is a value of theirs, since that is
 what older values have there. Everything else would read one field as another.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
@@ -15,7 +16,7 @@ from tidegate.plan.matching import PlanMatch
 from tidegate.plan.nodes import DeclaredState
 from tidegate.plan.parts import Place
 from tidegate.plan.physical import ConnectSpec, JobPlan, TransformWithStateSpec
-from tidegate.storage.stored_plan import StoredPlan, UserState, decode_schema
+from tidegate.storage.stored_plan import StoredPlan, TimeModeName, UserState, decode_schema
 
 
 def check_states(where: str, plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) -> None:
@@ -26,6 +27,26 @@ def check_states(where: str, plan: JobPlan, match: PlanMatch, stored: StoredPlan
         for state in operator.states:
             if (known := old.get(state.name)) is not None:
                 _check_state(where, known, state)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTimeMode:
+    """`stored`: where the operator stands in the checkpoint."""
+
+    stored: Place
+    before: TimeModeName
+    now: TimeModeName
+
+
+def other_time_modes(plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) -> Iterator[OtherTimeMode]:
+    """The operators that may have timers in the checkpoint, and that would never fire them in the query."""
+    operators = () if stored is None else stored.operators
+    modes = {Place(VertexId(each.vertex), each.position): each.time_mode for each in operators if each.has_timers}
+    for place, operator in _with_states(plan):
+        old = match.operators.get(place)
+        before = None if old is None else modes.get(old)
+        if old is not None and before is not None and before != operator.time_mode.value:
+            yield OtherTimeMode(old, before, operator.time_mode.value)
 
 
 def left_out_states(plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) -> dict[Place, list[UserState]]:

@@ -111,14 +111,16 @@ def _operator(spec: OperatorSpec, vertex: int, position: int) -> StoredOperator 
             return None
         case _:
             assert_never(spec)
+    time_mode = spec.time_mode if isinstance(spec, TransformWithStateSpec | ConnectSpec) else None
     return StoredOperator(
         vertex=vertex,
         position=position,
         name=spec.name or operator_name(spec),
         keys=encode_schema(keys),
         states=states,
-        has_timers=isinstance(spec, TransformWithStateSpec | ConnectSpec) and spec.time_mode is not TimeMode.NONE,
+        has_timers=time_mode not in (None, TimeMode.NONE),
         has_zoned_keys=_has_zoned_keys(spec),
+        time_mode=None if time_mode is None else time_mode.value,
     )
 
 

@@ -1,6 +1,7 @@
 """What a checkpoint says of the plan that it was taken from, for readers who do not have that plan.
 
-Owns how it is stored in the manifest. Of it a job that is restored reads only which states user code had declared.
+Owns how it is stored in the manifest. Of it a job that is restored reads only which states user code had declared, and
+its time mode.
 """
 
 from base64 import b64decode, b64encode
@@ -13,6 +14,7 @@ import pyarrow as pa
 EncodedSchema = NewType("EncodedSchema", str)
 
 UserStateShape: TypeAlias = Literal["value", "list", "map", "broadcast"]
+TimeModeName: TypeAlias = Literal["none", "processing_time", "event_time"]
 
 
 class UserState(msgspec.Struct, frozen=True, tag="user"):
@@ -91,7 +93,8 @@ class StoredOperator(msgspec.Struct, frozen=True):
     """One that keeps state: `position` is its place in the chain of its vertex, `keys` what its state is keyed by.
 
     `has_zoned_keys`: instants among the keys are stored as such, not as times without a zone. `left_out`: states that
-    the query does not declare any more and that are still stored.
+    the query does not declare any more and that are still stored. `time_mode`: of its timers; None of operators without
+    user code, or if the checkpoint was taken before that was said.
     """
 
     vertex: int
@@ -102,6 +105,7 @@ class StoredOperator(msgspec.Struct, frozen=True):
     has_timers: bool = False
     has_zoned_keys: bool = False
     left_out: list[UserState] = []
+    time_mode: TimeModeName | None = None
 
     @property
     def id(self) -> str:
