@@ -55,7 +55,7 @@ sim: setup ## Simulate 3,000 whole jobs with faults; SEED=7 replays one, STATE=h
 golden: setup ## Kill processes of real Spark jobs, case by case; CASES=300 plays so many, PLACE=local there, RESCALED=1 restores at other slots, CASE=... SEED=7 replays one
 	@$(BIN)/python -m tests.golden $(if $(CASE),--case $(CASE)) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(if $(PLACE),--place $(PLACE)) $(if $(RESCALED),--rescaled)
 
-fixture: setup ## Make the checkpoints anew that tests/scenarios/test_upgrades.py restores; only before a release
+fixture: setup ## Make the kept checkpoints and savepoints that are missing below tests/fixtures; what is there stays
 	@$(BIN)/python -m tests.fixtures.upgrade_job
 
 same-answers: setup ## Compare every pipeline with Spark, undisturbed and with a fall midway

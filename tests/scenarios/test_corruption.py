@@ -4,25 +4,39 @@ import logging
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tests.scenarios.numbered_rows import ALIGNED, ROWS, UNALIGNED, NumberedRows, golden
+from tests.scenarios.numbered_rows import ALIGNED, KEYS, NUMBERED, ROWS, UNALIGNED, NumberedRows, golden
+from tests.scenarios.test_groups_on_disk import counted
 from tidegate.connectors.memory import read_memory_table
 from tidegate.coordinator import durable
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.model.errors import Damaged
+from tidegate.model.ids import SlotIndex
+from tidegate.operators import rows_on_disk
+from tidegate.plan.expressions import Column
+from tidegate.plan.lower import lower
+from tidegate.plan.nodes import Aggregate, AggregateCall, AggregateFunction, Sink
+from tidegate.plan.physical import JobPlan
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.restart import FixedDelay
+from tidegate.state import changelog
+from tidegate.state.contract import ROW_LOG_SECTION
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, CheckpointSkipped, JobLog, RolledBack
 from tidegate.storage.manifests import Manifest
 from tidegate.storage.store import missing
 from tidegate.worker import session
+from tidegate.worker.restoring import restore_slot
 
 
 def delete(file: Path) -> None:
@@ -40,11 +54,74 @@ def flip(file: Path) -> None:
 
 
 DAMAGES: list[Callable[[Path], None]] = [delete, truncate, flip]
-BACKENDS = {
+BACKENDS: Mapping[str, Mapping[str, Any]] = {
     "heap": {"inline_below_bytes": 0},
     "inline": {},
     "rocksdb": {"state_backend": "rocksdb", "inline_below_bytes": 0},
 }
+# Without an image on the way, all changes of a run are in files of the changelog.
+_CHANGELOG = {"inline_below_bytes": 0, "changelog_image_interval_ms": 60_000.0}
+LOGS: Mapping[str, Mapping[str, Any]] = {
+    "heap-logs": {**_CHANGELOG, "heap_rows_whole_up_to_bytes": 0},
+    "rocksdb-logs": {**_CHANGELOG, "state_backend": "rocksdb", "state_rows_memory_bytes": 1},
+}
+# Of the files of the newest checkpoint; and of those of operators that have a log of rows.
+KINDS = {
+    "heap": {".json", ".state", ".channels", ".entries"},
+    "inline": {".json"},
+    "rocksdb": {".json", ".state", ".channels", ".sst"},
+    "heap-logs": {".json", ".state", ".channels", ".entries", ".rows", ".rows of groups"},
+    "rocksdb-logs": {".json", ".state", ".channels", ".entries", ".rows", ".rows of groups", ".sst", ".sst of groups"},
+}
+# Which groups are in memory at a barrier is a matter of time.
+_MOST_TRIES = 6
+
+
+def each_alone_or_in_turn() -> pytest.MarkDecorator:
+    """Runs of jobs with logs are longer: each of their files is damaged in one way, the next of its kind in another."""
+    cases = [*product(BACKENDS, [[each] for each in DAMAGES]), *product(LOGS, [DAMAGES])]
+    ids = [f"{name}-{'-'.join(each.__name__ for each in damages)}" for name, damages in cases]
+    return pytest.mark.parametrize(("stopped", "damages"), cases, indirect=["stopped"], ids=ids)
+
+
+@dataclass(slots=True)
+class CheckedRows(NumberedRows):
+    def assert_golden(self, path: str) -> None:
+        assert [(key, id) for key, id, _ in self.output()] == golden(), path
+        # Numbered without a gap: nothing of the state was lost or applied twice.
+        per_key = Counter(key for key, _, _ in self.output())
+        assert {(key, n) for key, _, n in self.output()} == {
+            (key, n) for key, count in per_key.items() for n in range(1, count + 1)
+        }
+
+
+@dataclass(slots=True)
+class GroupedRows(CheckedRows):
+    """The numbers go on to an aggregation: how many keys have had an n-th row, and which, as their sum."""
+
+    def plan(self) -> JobPlan:
+        int64 = pa.int64()
+        numbered = replace(counted(self.folder), processor=b"number", schema=NUMBERED)
+        calls = (
+            AggregateCall(AggregateFunction.COUNT_ROWS, (), int64, True),
+            AggregateCall(AggregateFunction.SUM, (Column(0, "k", int64),), int64, True),
+        )
+        schema = pa.schema([("n", int64), ("keys", int64), ("total", int64)])
+        results = tuple(Column(at, field.name, field.type) for at, field in enumerate(schema))
+        groups = Aggregate(numbered, (Column(2, "n", int64),), calls, results, schema)
+        options = {"path": str(self.folder / "out"), "checkpointLocation": self.location}
+        sink = Sink(self.sink, options if self.sink == "parquet" else self.sink_options, schema)
+        return lower(groups, sink, parallelism=self.slots, max_parallelism=128)
+
+    def assert_golden(self, path: str) -> None:
+        rows = [(row["n"], row["keys"], row["total"]) for row in pq.read_table(self.folder / "out").to_pylist()]
+        keys_with: dict[int, list[int]] = {}
+        for id in range(ROWS):
+            keys_with.setdefault(id // KEYS + 1, []).append(id % KEYS)
+        # Counts only grow: the newest row of a group has the greatest, and none comes twice.
+        newest = {n: (keys, total) for n, keys, total in sorted(rows)}
+        assert newest == {n: (len(keys), sum(keys)) for n, keys in keys_with.items()}, path
+        assert len({(n, keys) for n, keys, _ in rows}) == len(rows), path
 
 
 def manifest_path(manifest: Manifest) -> str:
@@ -61,11 +138,11 @@ def files_of(manifest: Manifest) -> set[str]:
 class Stopped:
     """A job that was stopped with several checkpoints; `again` puts everything back as it was then."""
 
-    rows: NumberedRows
+    rows: CheckedRows
     manifests: list[Manifest]
 
     @classmethod
-    def after_some_checkpoints(cls, rows: NumberedRows) -> "Stopped":
+    def after_some_checkpoints(cls, rows: CheckedRows) -> "Stopped":
         # The first holds nothing in flight, so that it needs none of the files of captured rows.
         rows.switch_after_ms = ALIGNED
         rows.stop_after(1, keep=10)
@@ -94,23 +171,66 @@ class Stopped:
         log = JobLog(self.rows.store, driver="a reader").read()
         return [entry.checkpoint for entry in log if isinstance(entry, kind)]  # type: ignore[attr-defined]
 
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    rows = NumberedRows(tmp_path_factory.mktemp("stopped"), settings=BACKENDS[request.param])
-    found = Stopped.after_some_checkpoints(rows)
-    kinds = {Path(path).suffix for path in files_of(found.newest)}
-    wanted = {"heap": {".json", ".state", ".channels", ".entries"}, "inline": {".json"}}
-    assert kinds == wanted.get(request.param, {".json", ".state", ".channels", ".sst"}), "each kind of file is tried"
-    return found
+    def by_kind(self) -> list[str]:
+        """The files of the newest."""
+        return sorted(files_of(self.newest), key=lambda path: (Path(path).suffix, path))
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.fixture(scope="module")
+def stopped_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stopped]:
+    """By its name and its sink. Each is made once, whoever asks for it."""
+
+    @cache
+    def made(name: str, sink: str = "parquet") -> Stopped:
+        for _ in range(_MOST_TRIES):
+            folder = tmp_path_factory.mktemp("stopped")
+            # No other job's table has that name.
+            options = {"queryName": folder.name} if sink == "memory" else {}
+            with pytest.MonkeyPatch.context() as patch:
+                # So that some changes are stored ahead of the checkpoint, and some groups leave memory.
+                patch.setattr(changelog, "BATCH_MS", 20.0)
+                patch.setattr(rows_on_disk, "_LEAST_WRITTEN", 8)
+                found = Stopped.after_some_checkpoints(rows_of(name, folder, sink=sink, sink_options=options))
+            if kinds_in(found) == KINDS[name]:
+                return found
+        raise AssertionError(f"In {_MOST_TRIES} tries {name} did not have each kind of file: {kinds_in(found)}")
+
+    return made
+
+
+def rows_of(name: str, folder: Path, **sink: Any) -> CheckedRows:
+    if name in BACKENDS:
+        return CheckedRows(folder, settings=dict(BACKENDS[name]), **sink)
+    # Long enough that most checkpoints have groups that changed since the one before: those alone are in the log.
+    return GroupedRows(folder, settings=dict(LOGS[name]), interval_ms=150, **sink)
+
+
+@pytest.fixture(params=BACKENDS)
+def stopped(request: pytest.FixtureRequest, stopped_job: Callable[..., Stopped]) -> Stopped:
+    return stopped_job(request.param)
+
+
+def kinds_in(stopped: Stopped) -> set[str]:
+    return {Path(path).suffix for path in files_of(stopped.newest)} | {
+        f"{each} of groups" for each in kinds_of_logged_rows(stopped)
+    }
+
+
+def kinds_of_logged_rows(stopped: Stopped) -> set[str]:
+    """Of the files of operators that have a log of rows."""
+    rows, path = stopped.rows, manifest_path(stopped.newest)
+    restored = [restore_slot(rows.store, path, rows.plan(), SlotIndex(slot)) for slot in range(rows.slots)]
+    operators = [sections for slot in restored for task in slot.tasks.values() for sections in task.sections.values()]
+    logged = [sections for sections in operators if any(each.name == ROW_LOG_SECTION for each in sections)]
+    return {Path(file).suffix for sections in logged for section in sections for file in section.files}
+
+
+@each_alone_or_in_turn()
 def test_the_file_sink_goes_back_to_the_checkpoint_before_and_ends_with_golden_rows(
-    stopped: Stopped, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    stopped: Stopped, damages: Sequence[Callable[[Path], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     went_back = set()
-    for path in sorted(files_of(stopped.newest)):
+    for path, damage in zip(stopped.by_kind(), cycle(damages), strict=False):
         stopped.again()
         damage(stopped.rows.folder / "chk" / path)
         usable = stopped.usable_without(path)
@@ -122,12 +242,7 @@ def test_the_file_sink_goes_back_to_the_checkpoint_before_and_ends_with_golden_r
         with caplog.at_level(logging.WARNING, logger="tidegate"):
             ended = stopped.rows.finish()
         assert ended.view().state == "finished", path
-        assert [(key, id) for key, id, _ in stopped.rows.output()] == golden(), path
-        # Numbered without a gap: nothing of the state was lost or applied twice.
-        per_key = Counter(key for key, _, _ in stopped.rows.output())
-        assert {(key, n) for key, _, n in stopped.rows.output()} == {
-            (key, n) for key, count in per_key.items() for n in range(1, count + 1)
-        }
+        stopped.rows.assert_golden(path)
         assert path in caplog.text, "the file is named"
         skipped = [manifest.checkpoint for manifest in stopped.manifests if manifest.checkpoint > usable.checkpoint]
         assert stopped.entries(CheckpointSkipped) == stopped.entries(RolledBack) == skipped
@@ -152,22 +267,35 @@ def test_a_file_that_only_a_slot_cannot_find_is_no_damage(stopped: Stopped, monk
     assert stopped.entries(CheckpointSkipped) == []
 
 
+def all_files(stopped: Stopped) -> list[str]:
+    return [path for path in stopped.by_kind() if stopped.usable_without(path)]
+
+
+def one_of_each_kind(stopped: Stopped) -> list[str]:
+    return list({Path(path).suffix: path for path in all_files(stopped)}.values())
+
+
+@pytest.mark.parametrize(
+    ("stopped", "chosen"), [*product(BACKENDS, [all_files]), *product(LOGS, [one_of_each_kind])], indirect=["stopped"]
+)
 def test_damage_that_only_slots_find_makes_the_query_go_back_as_well(
-    stopped: Stopped, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stopped: Stopped,
+    chosen: Callable[[Stopped], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # As if the checkpoint were too large for the driver to read all of it.
     monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
-    for path in sorted(files_of(stopped.newest) - {manifest_path(stopped.newest)}):
+    for path in chosen(stopped):
+        if path == manifest_path(stopped.newest):
+            continue
         stopped.again()
         flip(stopped.rows.folder / "chk" / path)
-        usable = stopped.usable_without(path)
-        if usable is None:
-            continue
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="tidegate"):
             ended = stopped.rows.finish()
         assert ended.view().state == "finished", ended.failure()
-        assert [(key, id) for key, id, _ in stopped.rows.output()] == golden(), path
+        stopped.rows.assert_golden(path)
         # A state file may have a byte flipped that nobody reads; every byte of the others is read.
         if path in caplog.text or not path.endswith(".state"):
             assert path in caplog.text
@@ -204,23 +332,18 @@ def test_files_that_a_reader_took_away_cannot_be_taken_back(stopped: Stopped) ->
 # -- a sink that cannot roll back
 
 
-@pytest.fixture(scope="module")
-def in_memory(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    rows = NumberedRows(
-        tmp_path_factory.mktemp("memory"),
-        sink="memory",
-        sink_options={"queryName": "corrupted"},
-        settings={"inline_below_bytes": 0},
-    )
-    return Stopped.after_some_checkpoints(rows)
+@pytest.fixture
+def in_memory(request: pytest.FixtureRequest, stopped_job: Callable[..., Stopped]) -> Stopped:
+    return stopped_job(request.param, "memory")
 
 
+@pytest.mark.parametrize("in_memory", ["heap", *LOGS], indirect=True)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_sink_that_cannot_take_back_makes_the_query_refuse_with_the_name_of_the_file(
     in_memory: Stopped, damage: Callable[[Path], None]
 ) -> None:
     goes_back = []
-    for path in sorted(files_of(in_memory.newest)):
+    for path in in_memory.by_kind():
         in_memory.again()
         damage(in_memory.rows.folder / "chk" / path)
         before = everything_below(in_memory.rows.folder)
@@ -233,14 +356,16 @@ def test_a_sink_that_cannot_take_back_makes_the_query_refuse_with_the_name_of_th
     assert any(goes_back)
 
 
+@pytest.mark.parametrize("in_memory", ["heap"], indirect=True)
 def test_who_accepts_duplicates_gets_the_skipped_epochs_twice_and_nothing_else(in_memory: Stopped) -> None:
     in_memory.again()
+    table = in_memory.rows.sink_options["queryName"]
     damaged = in_memory.newest.slots[0].path
     (in_memory.rows.folder / "chk" / damaged).unlink()
-    committed = Counter(row["v"] for row in read_memory_table("corrupted").to_pylist())
+    committed = Counter(row["v"] for row in read_memory_table(table).to_pylist())
     ended: Coordinator = in_memory.rows.finish(rollback=SinkRollback.DUPLICATES_ALLOWED)
     assert ended.view().state == "finished"
-    found = Counter(row["v"] for row in read_memory_table("corrupted").to_pylist())
+    found = Counter(row["v"] for row in read_memory_table(table).to_pylist())
     twice = {id for id, count in found.items() if count > 1}
     assert set(found) == set(range(ROWS)) and max(found.values()) == 2
     assert twice and twice <= set(committed), "only what was out already"
