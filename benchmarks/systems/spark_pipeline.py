@@ -91,7 +91,9 @@ def _rows(entry: Any, given: Arguments) -> float:
     if "peak_from_s" not in given:
         return float(entry["numInputRows"])
     source = entry["sources"][0]
-    return due_rows(given, float(source["endOffset"])) - due_rows(given, float(source["startOffset"] or 0))
+    first, last = source["startOffset"], source["endOffset"]
+    # Of the first batch it is null, as text.
+    return due_rows(given, float(last)) - due_rows(given, 0.0 if first in (None, "null") else float(first))
 
 
 def newest(query: StreamingQuery) -> int:
