@@ -1,32 +1,20 @@
 """Entries that expire: what readers see of them, and how they are removed a few at a time, on every backend."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.test_list_and_map_state import _backends, backend
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.contract import StateBackend
 from tidegate.state.ttl import KEY_GROUPS_PER_CALL, LOOKS_PER_REMOVAL, TtlState, ttl_name
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
-from tidegate.worker.state_backends import StateBackends, open_backends
 
 ALL = KeyGroupRange(0, 128)
 
-_backends: list[StateBackends] = []
-
-
-@pytest.fixture(autouse=True, params=["heap", "rocksdb"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test with each: entries must not expire otherwise."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    _backends.append(open_backends(request.param))
-    yield
-    _backends.pop().close()
+__all__ = ["backend"]  # every test with each: entries must not expire otherwise
 
 
 class Fixture:

@@ -17,6 +17,7 @@ from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of, start_of
 from tidegate.operators.logged_sessions import LoggedSessions
 from tidegate.operators.numbered_log import ReadPart
+from tidegate.operators.rows_on_disk import RowsOnDisk
 from tidegate.operators.session_compaction import SessionCompaction
 from tidegate.operators.sessions import Sessions
 from tidegate.operators.sessions_on_disk import SessionsOnDisk
@@ -25,7 +26,7 @@ from tidegate.plan.kernels import compile_projection
 from tidegate.plan.key_groups import Hashes, hash_rows
 from tidegate.plan.nodes import OutputMode
 from tidegate.plan.physical import AggregateSpec
-from tidegate.state.contract import ROCKSDB_SECTION, ROW_LOG_SECTION, RestoredSection, Section
+from tidegate.state.contract import RestoredSection, Section
 from tidegate.state.row_store import RowStore
 
 _FEW_SESSIONS = 1 << 12
@@ -61,7 +62,7 @@ class SessionAggregateOperator:
         self._context = context
         self._expiry.open(context)
         self._store = store = context.open_rows()
-        if store is not None and (store.log.is_wanted(0) or any(_is_own(section) for section in restored)):
+        if store is not None and RowsOnDisk.is_needed(store, restored):
             self._logged = LoggedSessions(store.log, row_format(self._stored_schema), context)
             self._on_disk = SessionsOnDisk(
                 store,
@@ -82,7 +83,7 @@ class SessionAggregateOperator:
         for stored, numbers in logged.restored(restored):
             logged.is_in_log(self._restore(stored), numbers)
             self._leave_what_does_not_fit()
-        return [section for section in restored if not _is_own(section)]
+        return [section for section in restored if not RowsOnDisk.is_own(section)]
 
     def _restore(self, stored: pa.RecordBatch) -> Slots:
         # Stored sessions of a key do not touch, so that each gets a slot of its own.
@@ -352,10 +353,6 @@ class SessionAggregateOperator:
         windows = _windows(self._sessions.starts_us.used[slots], self._expiry.ends_us[slots], self._window_type)
         keys = self._index.gather(self._sessions.keys.used[slots])
         return pa.RecordBatch.from_arrays([*keys, windows, *self._calls.results(slots)], schema=self._row_schema)
-
-
-def _is_own(section: RestoredSection) -> bool:
-    return section.name in (ROW_LOG_SECTION, ROCKSDB_SECTION)
 
 
 def stored_schema(spec: AggregateSpec) -> pa.Schema:
