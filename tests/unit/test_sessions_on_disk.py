@@ -279,6 +279,29 @@ def test_a_snapshot_while_sessions_are_left_behind_is_not_undone_by_it(backends:
     assert (counts[0], counts[-1]) == (30, 10), "before, while and after they are left behind"
 
 
+def test_keys_that_come_while_sessions_are_left_behind_stay() -> None:
+    """At each step of it; in memory, where nothing hurries it."""
+    counts = []
+    for fires in range(1, 60):
+        running = Running(APPEND)
+        operator = running.operator
+        assert isinstance(operator, SessionAggregateOperator)
+        running.process([*keys(range(20)), *keys(range(20, 30), at_ms=1000)])
+        operator.on_watermark(10)
+        for _ in range(fires):
+            operator.fire(1, running.out.append)
+        counts.append(operator._sessions.count)
+        running.process(keys(range(25, 45), at_ms=1005))
+        running.advance(10)
+        running.taken()
+        running.advance(2000)
+        joined = [(f"k{at}", (1000, 1015), 2, 2 * at, (at, at)) for at in range(25, 30)]
+        alone = [(f"k{at}", (1000, 1010), 1, at, (at,)) for at in range(20, 25)]
+        new = [(f"k{at}", (1005, 1015), 1, at, (at,)) for at in range(30, 45)]
+        assert running.taken() == sorted([*joined, *alone, *new])
+    assert (counts[0], counts[-1]) == (30, 10), "before, while and after they are left behind"
+
+
 def test_sessions_that_rows_make_one_are_one_after_a_restore(backends: RocksBackends) -> None:
     running = Logged(backends)
     running.process([("a", (0, 10), 1), ("a", (15, 25), 2), ("b", (0, 10), 7)])
@@ -309,6 +332,23 @@ def test_sessions_that_do_not_fit_are_not_in_memory(monkeypatch: pytest.MonkeyPa
         job.advance(10_000, 0)
         job.check()
         assert (in_memory(on_disk) < 7_000, sessions_of(on_disk)) == (True, Counter())
+        del job, whole, on_disk
+
+
+@pytest.mark.parametrize("from_heap", [False, True])
+def test_what_does_not_fit_when_it_is_restored_leaves_memory(monkeypatch: pytest.MonkeyPatch, from_heap: bool) -> None:
+    """What two had in memory, or one that has room for all."""
+    monkeypatch.undo()
+    with opened_backends(rows_memory_bytes=512 << 10) as backends:
+        job = Job(APPEND, backends)
+        job.restore(job.snapshot(), 2, from_heap=False)
+        for at in range(0, 9_000, 500):
+            job.process(keys(range(at, at + 500)))
+        job.restore(job.snapshot(), 1, from_heap=from_heap)
+        ((_, whole, on_disk),) = job.pairs
+        assert (in_memory(whole), in_memory(on_disk) < 500) == (9_000, True)
+        job.advance(10_000, 0)
+        job.check()
         del job, whole, on_disk
 
 
