@@ -29,10 +29,11 @@ from tidegate.protocol.input_watermarks import NO_EVENT_TIME
 from tidegate.protocol.rescale import connections
 from tidegate.protocol.windows import MostAhead
 from tidegate.worker.gate import Gate, RecoveredWatermarks
+from tidegate.worker.hurry import Hurry
 from tidegate.worker.output import EdgeOutput, Link, OutputChannel, TaskOutput
 from tidegate.worker.restoring import NEW_CHANNEL, RestoredTask, SlotRestore
 from tidegate.worker.settings import START_WINDOW_BYTES, SlotSettings
-from tidegate.worker.slices import Hurry, ProbingSizer, SliceSizer
+from tidegate.worker.slices import ProbingSizer, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.state_backends import StateBackends
 from tidegate.worker.task import SLICE_TARGET_MS, Task

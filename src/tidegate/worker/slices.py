@@ -1,9 +1,5 @@
 """How many rows make a slice, from what rows have cost lately, and from whether somebody waits for its end."""
 
-from typing import Final
-
-from tidegate.model.ids import CheckpointId
-
 # Small at first: a function that takes a millisecond a row must not hold the first barrier for a second.
 _FIRST_ROWS = 16
 MOST_ROWS = 1 << 16
@@ -14,42 +10,6 @@ _PROBED_PART = 8
 _LEAST_PROBED_ROWS = 2 * _PROBED_PART
 # Of a slice that somebody waits for: what a slice costs whatever its rows are is then still the smaller part.
 _HURRIED_PART = 8
-# A trigger that keeps to the interval comes within these of the last one that was heard, whose hearing took a slice.
-_BEFORE_TRIGGER_MS: Final = 15.0
-_AFTER_TRIGGER_MS: Final = 5.0
-# Of shorter intervals this would be too large a part.
-_LEAST_INTERVAL_MS: Final = 500.0
-# What a checkpoint with little state takes from its trigger to a slot's acknowledgement, twice. One that uploads for
-# longer gains nothing by small slices.
-_LONGEST_HURRY_MS: Final = 50.0
-
-
-class Hurry:
-    """Of a slot. An unaligned checkpoint waits for a step's end at every hop, and again to be acknowledged; and before
-    that its trigger does, which is expected when the interval is over.
-    """
-
-    def __init__(self, interval_ms: float) -> None:
-        self._interval_ms = interval_ms
-        self._checkpoint: CheckpointId | None = None
-        self._until_ms = 0.0
-        self._next_trigger_ms: float | None = None
-
-    def begin(self, checkpoint: CheckpointId, now_ms: float) -> None:
-        self._checkpoint = checkpoint
-        self._until_ms = now_ms + _LONGEST_HURRY_MS
-        if self._interval_ms >= _LEAST_INTERVAL_MS:
-            self._next_trigger_ms = now_ms + self._interval_ms
-
-    def end(self, checkpoint: CheckpointId) -> None:
-        if checkpoint == self._checkpoint:
-            self._checkpoint = None
-
-    def is_on(self, now_ms: float) -> bool:
-        if self._checkpoint is not None and now_ms < self._until_ms:
-            return True
-        next_ms = self._next_trigger_ms
-        return next_ms is not None and next_ms - _BEFORE_TRIGGER_MS <= now_ms < next_ms + _AFTER_TRIGGER_MS
 
 
 class SliceSizer:
@@ -66,6 +26,11 @@ class SliceSizer:
     def hurried_rows(self) -> int:
         """For a slice that somebody waits for."""
         return max(1, self.rows // _HURRIED_PART)
+
+    @property
+    def hurried_ms(self) -> float:
+        """What such a slice takes."""
+        return self._cost_ms_per_row * max(1, self._rows // _HURRIED_PART)
 
     def observe(self, *, rows: int, elapsed_ms: float) -> None:
         if rows == 0:

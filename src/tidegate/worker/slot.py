@@ -133,7 +133,7 @@ class SlotRun:
         moved = False
         # Downstream first: room that it makes can be used in the same turn.
         for task in reversed(self._tasks.tasks):
-            if task.step():
+            if not self._tasks.lets_wait(task) and task.step():
                 moved = True
                 self._after_step()
                 self._look_at_control()

@@ -40,12 +40,12 @@ from tidegate.worker.barrier_watch import longest
 from tidegate.worker.build import TaskBuilder, channel_table
 from tidegate.worker.captured import from_frame
 from tidegate.worker.gate import Arrived
+from tidegate.worker.hurry import Hurry
 from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.mailbox import Background
 from tidegate.worker.output import Link, OutputChannel
 from tidegate.worker.restoring import SlotRestore
 from tidegate.worker.settings import SlotSettings
-from tidegate.worker.slices import Hurry
 from tidegate.worker.snapshotting import SlotSnapshots
 from tidegate.worker.state_backends import ChangelogBackends, StateBackends, local_folder, open_backends
 from tidegate.worker.stored_ahead import StoredAhead
@@ -153,7 +153,10 @@ class SlotTasks:
 
     def on_trigger(self, message: TriggerCheckpoint) -> None:
         if message.switch_after_ms == 0:
-            self._hurry.begin(message.checkpoint, self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            self._hurry.begin(message.checkpoint, now_ms)
+            if message.savepoint is None:
+                self._hurry.on_periodic_trigger(now_ms)
         self._snapshots.on_trigger(message.checkpoint, savepoint=message.savepoint)
         for task in self.tasks:
             task.trigger(message.checkpoint, switch_after_ms=message.switch_after_ms, suspends=message.suspends)
@@ -285,12 +288,18 @@ class SlotTasks:
 
     # -- questions
 
+    def lets_wait(self, task: Task) -> bool:
+        """Whether its next step would keep a checkpoint waiting for longer than it is worth."""
+        return self._waits_until_ms(task, self._clock.monotonic_ms()) is not None
+
     def has_work(self) -> bool:
         """Whether snapshots wait to be encoded."""
         return self._snapshots.has_work()
 
     def next_deadline_ms(self) -> float | None:
+        now_ms = self._clock.monotonic_ms()
         deadlines = [self._state.next_deadline_ms(), *(task.next_deadline_ms() for task in self.tasks)]
+        deadlines += [self._waits_until_ms(task, now_ms) for task in self.tasks]
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
     def _send_of_checkpoint(self, message: Acknowledge | Decline | SnapshotsTaken) -> None:
@@ -302,6 +311,9 @@ class SlotTasks:
         steps = [step for task in self.tasks for step in task.watch.long_steps]
         longest_steps = longest(steps, ended_after_ms=since_ms - _BEFORE_TRIGGER_MS, most=_LONGEST_STEPS)
         return [task.standing(checkpoint) for task in self.tasks if not task.is_finished], longest_steps
+
+    def _waits_until_ms(self, task: Task, now_ms: float) -> float | None:
+        return self._hurry.waits_until_ms(now_ms, step_ms=task.sizer.hurried_ms)
 
     def _is_idle(self) -> bool:
         return all(task.is_waiting() for task in self.tasks) and not any(o.in_flight_bytes() for o in self.outputs)

@@ -32,8 +32,9 @@ from tidegate.protocol.watermarks import (
 from tidegate.worker.barrier_watch import BarrierWatch, Marks
 from tidegate.worker.event_time import ChainTime
 from tidegate.worker.gate import ClosedCapture, Gate, GateResult
+from tidegate.worker.hurry import Hurry
 from tidegate.worker.output import TaskOutput
-from tidegate.worker.slices import MOST_ROWS, Hurry, SliceSizer
+from tidegate.worker.slices import MOST_ROWS, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
 from tidegate.worker.task_reports import TaskCounters, TaskListener, TaskSnapshot
