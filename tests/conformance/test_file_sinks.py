@@ -2,13 +2,14 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.conformance.test_file_formats import sink_of, visible_files
-from tidegate.connectors import file_sink
+from tidegate.connectors import file_sink, partition_folders
 from tidegate.connectors.partition_folders import RowsByFolder, rows_by_folder
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation
@@ -64,7 +65,7 @@ def test_rows_beyond_memory_go_to_the_largest_folders_first_and_none_is_lost(
     skewed = pa.concat_batches([partitioned_rows(1000, 1), partitioned_rows(50, 10)])
     for _ in range(6):
         writer.write(skewed)
-        assert writer._gathered_bytes <= 20_000  # type: ignore[attr-defined]
+        assert writer._gathered.size_bytes <= 20_000  # type: ignore[attr-defined]
         assert len(writer._open) <= 3  # type: ignore[attr-defined]
     committables = prepare(writer, 1)
     assert len(committables) < 20, "small folders wait in memory until the epoch ends"
@@ -103,3 +104,27 @@ def test_many_values_in_many_partition_columns_keep_their_folders_apart() -> Non
     split = rows_by_folder(rows, list(columns), zone="UTC")
     found = {part.column("id")[0].as_py(): folder for folder, part in split.parts()}
     assert found == {i: "".join(f"k{c}={i * (c + 1) % count}/" for c in range(6)) for i in range(count)}
+
+
+def test_the_end_of_an_epoch_looks_only_at_the_last_rows_for_their_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A barrier waits for it; sorting all rows of the epoch is done beside the stream."""
+    writer = sink_of("parquet", tmp_path, partitionBy="text").writer(task=FIRST, generation=Generation(1))
+    looked_at: list[int] = []
+
+    def noting(rows: pa.RecordBatch, *args: Any, **kwargs: Any) -> RowsByFolder:
+        looked_at.append(rows.num_rows)
+        return rows_by_folder(rows, *args, **kwargs)
+
+    monkeypatch.setattr(partition_folders, "rows_by_folder", noting)
+    monkeypatch.setattr(partition_folders, "_BLOCK_ROWS", 100)
+    for _ in range(25):
+        writer.write(partitioned_rows(30, 3))
+    before = len(looked_at)
+    prepared = writer.prepare(CheckpointId(1))
+    assert looked_at[before:] == [25 * 30 % 120]
+    monkeypatch.setattr(partition_folders, "rows_by_folder", None)
+    prepared.make_durable()
+    read = sorted(pq.ParquetFile(path).metadata.num_rows for path in (tmp_path / file_sink.HIDDEN).glob("*.parquet"))
+    assert read == [250, 250, 250]

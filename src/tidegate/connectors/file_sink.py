@@ -19,7 +19,7 @@ from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.file_committer import CompactionRule, FileCommitter, FilePlaces
 from tidegate.connectors.options import Options
-from tidegate.connectors.partition_folders import RowsByFolder, rows_by_folder
+from tidegate.connectors.partition_folders import GatheredRows
 from tidegate.connectors.partition_values import speller
 from tidegate.connectors.sink_encodings import EncodedFile, Encoding, sync_file, written_as
 from tidegate.model.errors import OptionError
@@ -209,7 +209,7 @@ class _EndedEpoch:
     """Its files, and rows that are not yet in them."""
 
     files: list[_HiddenFile]
-    gathered: RowsByFolder | None
+    gathered: GatheredRows
     hidden_folder: Path
     _are_durable: bool = False
     _failure: Exception | None = None
@@ -228,17 +228,17 @@ class _EndedEpoch:
         if self._failure is not None:
             # Some of the rows may be in their files: a second attempt would double them.
             raise self._failure
-        gathered, self.gathered = self.gathered, None
-        if gathered is None:
+        if not self.gathered.counts():
             return
         # The last file of a folder is the one that was left open for its rows.
         file_of = {file.folder: file for file in self.files}
         try:
-            for folder, part in gathered.parts():
+            for folder, part in self.gathered.whole().parts():
                 file_of[folder].file.write(part)
         except Exception as error:
             self._failure = error
             raise
+        self.gathered = GatheredRows((), "")
 
 
 class FileSinkWriter:
@@ -254,8 +254,7 @@ class FileSinkWriter:
         self._files: list[_HiddenFile] = []
         # By folder, the one written to last at the end.
         self._open: dict[str, _HiddenFile] = {}
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_bytes = 0
+        self._gathered = self._nothing_gathered()
 
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
@@ -263,16 +262,15 @@ class FileSinkWriter:
         if not self._sink.partition_by:
             self._write_into("", rows)
             return
-        self._gathered.append(rows)
-        self._gathered_bytes += rows.nbytes
-        while self._gathered_bytes > _MOST_GATHERED_BYTES:
+        self._gathered.add(rows)
+        while self._gathered.size_bytes > _MOST_GATHERED_BYTES:
             self._write_largest_folders()
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
-        """Encoding what is still gathered and closing the files is left to `make_durable`, off the loop."""
-        gathered = self._take_gathered()
+        """Sorting and encoding what is gathered and closing the files is left to `make_durable`, off the loop."""
+        gathered, self._gathered = self._gathered, self._nothing_gathered()
         open_late = partial(_LateFile, encoding=self._sink.encoding)
-        for folder, count in gathered.counts().items() if gathered is not None else ():
+        for folder, count in gathered.counts().items():
             file = self._open.get(folder) or self._new_file(folder, open_late)
             file.rows += count
         epoch = _EndedEpoch(self._files, gathered, self._sink.hidden_folder)
@@ -284,24 +282,20 @@ class FileSinkWriter:
         for file in self._files:
             file.drop()
         self._files, self._open = [], {}
-        self._gathered, self._gathered_bytes = [], 0
+        self._gathered = self._nothing_gathered()
+
+    def _nothing_gathered(self) -> GatheredRows:
+        return GatheredRows(self._sink.partition_by, self._sink.zone)
 
     def _write_largest_folders(self) -> None:
-        gathered = self._take_gathered()
-        assert gathered is not None, "so much has gathered that it must be written"
-        large, rest = gathered.largest()
+        large, rest = self._gathered.whole().largest()
         for folder, part in large.parts():
             self._write_into(folder, part)
             if (file := self._open.get(folder)) is not None:
                 file.file.flush()
+        self._gathered = self._nothing_gathered()
         if rest.num_rows:
-            self._gathered, self._gathered_bytes = [rest], rest.nbytes
-
-    def _take_gathered(self) -> RowsByFolder | None:
-        batches, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        if not batches:
-            return None
-        return rows_by_folder(pa.concat_batches(batches), self._sink.partition_by, zone=self._sink.zone)
+            self._gathered.add(rest)
 
     def _write_into(self, folder: str, rows: pa.RecordBatch) -> None:
         file = self._file_for(folder)

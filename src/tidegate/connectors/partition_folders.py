@@ -5,7 +5,7 @@ Pure: it opens no file and makes no folder.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,10 @@ import pyarrow as pa
 
 from tidegate.connectors.partition_values import folder_name, speller
 from tidegate.plan.kernels.values import numpy_of
+
+# Rows that come in small pieces wait for each other up to these: finding folders costs something for each piece.
+_BLOCK_ROWS = 1 << 14
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,49 @@ class RowsByFolder:
 
     def _counts(self) -> npt.NDArray[np.int64]:
         return np.bincount(self.folder_of_row, minlength=len(self.folders))
+
+
+@dataclass(slots=True)
+class GatheredRows:
+    """Rows that wait for their files. Their folders are found as they come, so that `counts` costs no look at a row."""
+
+    partition_by: Sequence[str]
+    zone: str
+    size_bytes: int = 0
+    _blocks: list[RowsByFolder] = field(default_factory=list)
+    _new: list[pa.RecordBatch] = field(default_factory=list)
+    _new_rows: int = 0
+    _new_bytes: int = 0
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._new.append(rows)
+        self._new_rows += rows.num_rows
+        self._new_bytes += rows.nbytes
+        self.size_bytes += rows.nbytes
+        if self._new_rows >= _BLOCK_ROWS or self._new_bytes >= _BLOCK_BYTES:
+            self._find_folders()
+
+    def counts(self) -> Counter[str]:
+        """How many rows each folder has."""
+        self._find_folders()
+        return self._counts
+
+    def whole(self) -> RowsByFolder:
+        """All of them in one piece, in their order; takes as long as copying them."""
+        self._find_folders()
+        number_of = {folder: number for number, folder in enumerate(self._counts)}
+        numbers = [np.array([number_of[folder] for folder in block.folders], np.int64) for block in self._blocks]
+        folder_of_row = [of[block.folder_of_row] for of, block in zip(numbers, self._blocks, strict=True)]
+        rows = pa.concat_batches([block.rows for block in self._blocks])
+        return RowsByFolder(rows, self.partition_by, np.concatenate(folder_of_row), list(number_of))
+
+    def _find_folders(self) -> None:
+        if self._new:
+            block = rows_by_folder(pa.concat_batches(self._new), self.partition_by, zone=self.zone)
+            self._blocks.append(block)
+            self._counts.update(block.counts())
+            self._new, self._new_rows, self._new_bytes = [], 0, 0
 
 
 def rows_by_folder(rows: pa.RecordBatch, partition_by: Sequence[str], *, zone: str) -> RowsByFolder:
