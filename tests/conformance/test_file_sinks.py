@@ -4,12 +4,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.conformance.test_file_formats import sink_of, visible_files
 from tidegate.connectors import file_sink, partition_folders
+from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.partition_folders import RowsByFolder, rows_by_folder
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation
@@ -128,3 +130,21 @@ def test_the_end_of_an_epoch_looks_only_at_the_last_rows_for_their_folders(
     prepared.make_durable()
     read = sorted(pq.ParquetFile(path).metadata.num_rows for path in (tmp_path / file_sink.HIDDEN).glob("*.parquet"))
     assert read == [250, 250, 250]
+
+
+def test_folders_that_are_met_in_another_order_later_get_their_own_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_folders, "_BLOCK_ROWS", 10)
+    sink = sink_of("parquet", tmp_path, partitionBy="text")
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    texts = [f"p{(later * 3 + i) % 5}" for later in range(7) for i in range(10)]
+    for first in range(0, len(texts), 10):
+        ids, ten = pa.array(range(first, first + 10), pa.int64()), pa.array(texts[first : first + 10])
+        writer.write(pa.record_batch([ids, ten], schema=SCHEMA))
+    committables = prepare(writer, 1)
+    counted = [msgspec.msgpack.decode(committable, type=FileCommittable).rows for committable in committables]
+    assert sum(counted) == len(texts)
+    sink.committer().commit(committables, permit(1))
+    of_folder = {f"text=p{p}": [i for i, text in enumerate(texts) if text == f"p{p}"] for p in range(5)}
+    assert written_ids(tmp_path) == of_folder
