@@ -1,8 +1,11 @@
 """What the sinks of files refuse before the start, and how many files they make."""
 
+import threading
 from collections import Counter
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -10,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conformance.test_file_formats import sink_of, visible_files
-from tidegate.connectors import file_sink, partition_folders
+from tidegate.connectors import beside_loop, file_sink, partition_folders
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.partition_folders import RowsByFolder, rows_by_folder
+from tidegate.connectors.sink_encodings import ParquetEncoding
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation
 from tidegate.testing.sink_suite import FIRST, SCHEMA, permit, prepare
@@ -148,3 +152,155 @@ def test_folders_that_are_met_in_another_order_later_get_their_own_rows(
     sink.committer().commit(committables, permit(1))
     of_folder = {f"text=p{p}": [i for i, text in enumerate(texts) if text == f"p{p}"] for p in range(5)}
     assert written_ids(tmp_path) == of_folder
+
+
+class HeldEncoding(ParquetEncoding):
+    """Its files are opened once they may be."""
+
+    may_open: ClassVar[threading.Event]
+
+    def open(self, path: Path, schema: pa.Schema) -> Any:
+        assert threading.current_thread() is not threading.main_thread(), "a slice would wait for it"
+        assert self.may_open.wait(10)
+        return super().open(path, schema)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set no file is written."""
+    HeldEncoding.may_open = threading.Event()
+    monkeypatch.setattr(file_sink, "_MOST_GATHERED_BYTES", 2000)
+    monkeypatch.setattr(file_sink, "_MOST_OF_ONE_FOLDER_BYTES", 2000)
+    monkeypatch.setattr(beside_loop, "_MOST_WAITING_BYTES", 4000)
+    return HeldEncoding.may_open
+
+
+def ids_and_texts(ids: range, texts: list[str]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(ids, pa.int64()), pa.array([texts[i % len(texts)] for i in ids])], schema=SCHEMA)
+
+
+@pytest.mark.parametrize("partition_by", ["", "text"])
+def test_neither_rows_nor_a_barrier_wait_for_row_groups_to_be_encoded(
+    tmp_path: Path, held: threading.Event, partition_by: str
+) -> None:
+    """The rows of an epoch are those before its barrier, in their order, whenever they reach their files."""
+    sink = replace(sink_of("parquet", tmp_path, partitionBy=partition_by), encoding=HeldEncoding("none"))
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    epochs, at, texts = [], 0, ["large", "large", "large", "s1", "s2"]
+    for checkpoint in (1, 2):
+        while writer.has_room():
+            writer.write(ids_and_texts(range(at, at + 10), texts))
+            at += 10
+        epochs.append((at, writer.prepare(CheckpointId(checkpoint))))
+        if partition_by:
+            break  # of the second epoch nothing could be taken apart yet
+    room = threading.Semaphore(0)
+    writer.call_when_done(room.release)
+    durable = threading.Thread(target=epochs[0][1].make_durable)
+    durable.start()
+    durable.join(0.05)
+    assert durable.is_alive(), "its rows are not in their files"
+    held.set()
+    durable.join(10)
+    assert room.acquire(timeout=10)
+    seen: dict[str, list[int]] = {}
+    for number, (until, prepared) in enumerate(epochs):
+        prepared.make_durable()
+        counted = [msgspec.msgpack.decode(file, type=FileCommittable).rows for file in prepared.committables]
+        assert sum(counted) == until - sum(map(len, seen.values()))
+        sink.committer().commit(prepared.committables, permit(number + 1))
+        seen = written_ids(tmp_path)
+        assert sorted(id for ids in seen.values() for id in ids) == list(range(until))
+        assert all(ids == sorted(ids) for ids in seen.values())
+    if partition_by:
+        assert list(seen) == ["text=large", "text=s1", "text=s2"]
+    writer.close()
+
+
+def test_a_writer_without_room_waits_with_what_would_be_too_much(tmp_path: Path, held: threading.Event) -> None:
+    sink = replace(sink_of("parquet", tmp_path, partitionBy="text"), encoding=HeldEncoding("none"))
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    texts = [f"p{i}" for i in range(7)]
+
+    def write() -> None:
+        for first in range(0, 2000, 10):
+            writer.write(ids_and_texts(range(first, first + 10), texts))
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    writing.join(0.1)
+    assert writing.is_alive()
+    assert writer._gathered.size_bytes < 3000
+    held.set()
+    writing.join(10)
+    sink.committer().commit(prepare(writer, 1), permit(1))
+    assert written_ids(tmp_path) == {f"text={text}": list(range(i, 2000, 7)) for i, text in enumerate(texts)}
+
+
+def test_what_was_taken_apart_counts_again_as_gathered() -> None:
+    gathered = partition_folders.GatheredRows(("text",), "UTC", Future(), Counter({"text=a/": 3}))
+    rows = ids_and_texts(range(3), ["a"])
+    gathered.add(rows)
+    assert (gathered.size_bytes, gathered.counts()) == (rows.nbytes, {"text=a/": 6})
+    assert gathered.earlier is not None
+    gathered.earlier.set_result(rows_by_folder(rows, ("text",), zone="UTC"))
+    gathered.add(rows)
+    assert (gathered.size_bytes, gathered.counts()) == (3 * rows.nbytes, {"text=a/": 9})
+    assert gathered.whole().rows.num_rows == 9
+
+
+def test_files_of_many_folders_are_closed_before_others_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_sink, "_MOST_GATHERED_BYTES", 2000)
+    monkeypatch.setattr(file_sink, "_MOST_OPEN_FILES", 3)
+    opened: list[Any] = []
+    most_open = 0
+
+    class Counting(ParquetEncoding):
+        def open(self, path: Path, schema: pa.Schema) -> Any:
+            nonlocal most_open
+            opened.append(super().open(path, schema))
+            most_open = max(most_open, sum(not file._file.closed for file in opened))
+            return opened[-1]
+
+    sink = replace(sink_of("parquet", tmp_path, partitionBy="text"), encoding=Counting("none"))
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    for _ in range(20):
+        writer.write(partitioned_rows(60, 30))
+    sink.committer().commit(prepare(writer, 1), permit(1))
+    assert len(opened) > 30
+    assert most_open <= 4
+    assert written_ids(tmp_path) == {f"text=p{p}": [p, p + 30] * 20 for p in range(30)}
+
+
+def test_rows_that_were_handed_over_go_with_a_writer_that_is_closed(tmp_path: Path, held: threading.Event) -> None:
+    sink = replace(sink_of("parquet", tmp_path), encoding=HeldEncoding("none"))
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    while writer.has_room():
+        writer.write(partitioned_rows(10, 2))
+    held.set()
+    writer.close()
+    assert list((tmp_path / file_sink.HIDDEN).iterdir()) == []
+
+
+def test_a_row_group_that_cannot_be_written_fails_the_epoch_and_the_next_rows(
+    tmp_path: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: ParquetEncoding, path: Path, schema: pa.Schema) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(HeldEncoding, "open", failing)
+    sink = replace(sink_of("parquet", tmp_path), encoding=HeldEncoding("none"))
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    failed = threading.Event()
+    writer.call_when_done(failed.set)
+    for _ in range(15):
+        writer.write(partitioned_rows(10, 2))
+    assert failed.wait(10)
+    with pytest.raises(OSError, match="no space left"):
+        writer.prepare(CheckpointId(1))
+    with pytest.raises(OSError, match="no space left"):
+        for _ in range(20):
+            writer.write(partitioned_rows(10, 2))
+    writer.close()

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors import file_sink, sink_encodings, staged_sink
+from tidegate.connectors import beside_loop, file_sink, staged_sink
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.console import render_table
 from tidegate.connectors.contract import Sink, SinkWriter
@@ -86,6 +87,53 @@ def test_staged_files_stay_until_the_next_epoch_shows_that_theirs_is_recorded(tm
     assert list(folder.iterdir()) == []
 
 
+def test_row_groups_of_staged_rows_are_encoded_beside_the_loop_and_waited_for_behind_the_barrier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_sink, "ROW_GROUP_BYTES", 500)
+    monkeypatch.setattr(beside_loop, "_MOST_WAITING_BYTES", 1200)
+    may_encode = threading.Event()
+    write_table = pq.ParquetWriter.write_table
+
+    def held(*args: Any, **kwargs: Any) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "a slice would wait for it"
+        assert may_encode.wait(10)
+        write_table(*args, **kwargs)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", held)
+    sink = staged_sink.from_node(nodes.Sink("foreachBatch", {"checkpointLocation": str(tmp_path)}, SCHEMA))
+    sink.prepare_location()
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    given = 0
+    while writer.has_room():
+        writer.write(make_rows(given, 10))
+        given += 10
+    prepared = writer.prepare(CheckpointId(1))
+    durable = threading.Thread(target=prepared.make_durable)
+    durable.start()
+    durable.join(0.05)
+    assert durable.is_alive(), "its rows are not in their file"
+    may_encode.set()
+    durable.join(10)
+    (path,) = sink.folder.iterdir()
+    assert pq.ParquetFile(path).read().column("c0").to_pylist() == list(range(given))
+    writer.close()
+
+
+def test_a_large_epoch_of_staged_rows_rolls_into_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_sink, "ROW_GROUP_BYTES", 500)
+    monkeypatch.setattr(staged_sink, "_ROLL_AT_BYTES", 1500)
+    monkeypatch.setattr(beside_loop, "_MOST_WAITING_BYTES", 0)
+    sink = TestStagedSink().open(tmp_path)
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    for first in range(0, 1000, 10):
+        writer.write(make_rows(first, 10))
+    committables = prepare(writer, 1)
+    assert len(committables) > 2
+    sink.committer().commit(committables, permit(1))
+    assert sorted(TestStagedSink().visible_rows(tmp_path)) == sorted(expected((0, 1000)))
+
+
 def test_a_staged_file_that_is_gone_is_named(tmp_path: Path) -> None:
     sink = TestStagedSink().open(tmp_path)
     writer = sink.writer(task=FIRST, generation=Generation(1))
@@ -140,8 +188,10 @@ def test_small_writes_of_an_epoch_become_one_row_group(tmp_path: Path) -> None:
 
 
 def test_a_large_epoch_rolls_into_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_encodings, "_ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(file_sink, "_MOST_OF_ONE_FOLDER_BYTES", 1000)
     monkeypatch.setattr(file_sink, "_ROLL_AT_BYTES", 3000)
+    # How far the thread has come decides when a file is full: here it is waited for each time.
+    monkeypatch.setattr(beside_loop, "_MOST_WAITING_BYTES", 0)
     sink = sink_of("parquet", path=str(tmp_path))
     writer = sink.writer(task=FIRST, generation=Generation(1))
     for i in range(100):

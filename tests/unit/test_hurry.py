@@ -161,6 +161,7 @@ class Slot:
             clock=self.clock,
             user_code=NamedUserCode(),
             open_calls=SlotCalls(Random(0)).open,
+            wake=lambda: None,
             send=self.heard.append,
         )
 

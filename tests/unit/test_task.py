@@ -1,13 +1,14 @@
 """One task between its gate or source and its output: what it passes on, remembers and waits for."""
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Rows
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Polled, Prepared, Rows, SinkWriter
 from tidegate.model.elements import Batch, EndOfInput, NumberedElement, Watermark
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence, TaskId, VertexId
 from tidegate.network.messages import BarrierSeen, BarrierSent, ChannelFinished, CutSent, LongStep, PeerMessage
@@ -128,6 +129,7 @@ class Made:
         operators: Items[Operator] = (),
         inputs: "dict[EdgeId, int] | None" = None,
         has_output: bool = True,
+        sink: SinkWriter | None = None,
         window_bytes: int = 1 << 20,
         restored: StoredTask | None = None,
         idle_after_ms: float | None = None,
@@ -153,7 +155,7 @@ class Made:
             inputs=inputs or {},
             operators=operators,
             output=TaskOutput([edge]) if has_output else None,
-            sink=None,
+            sink=sink,
             clock=self.clock,
             listener=TaskListener(
                 on_snapshot=self.taken.append,
@@ -232,6 +234,46 @@ def test_a_task_whose_changes_are_not_stored_takes_no_input_and_lets_barriers_pa
     made.run()
     made.clock.advance(GATHER_MS)
     assert [1, 2] in made.run()
+
+
+class Beside:
+    """A sink that works on beside the loop."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.room = True
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self.written += rows.column(0).to_pylist()
+
+    def prepare(self, checkpoint: CheckpointId) -> Prepared:
+        return Prepared([], lambda: None)
+
+    def close(self) -> None: ...
+
+    def has_room(self) -> bool:
+        return self.room
+
+    def call_when_done(self, call: Callable[[], None]) -> None: ...
+
+
+def test_a_task_whose_sink_has_no_room_takes_no_input_lets_barriers_pass_and_is_busy() -> None:
+    sink = Beside()
+    made = Made(gate=gate_of(CHANNELS[0]), has_output=False, sink=sink)
+    made.arrive(CHANNELS[0], 0, Batch(rows(1, 2)))
+    sink.room = False
+    made.run()
+    made.clock.advance(100.0)
+    made.run()
+    assert sink.written == []
+    assert made.task.next_deadline_ms() is None, "the sink wakes the slot"
+    made.barrier(CHANNELS[0], ONE, before=1)
+    assert [snapshot.checkpoint for snapshot in made.taken] == [ONE]
+    assert made.task.backpressured_ms() == 0.0
+    assert made.task.counters.busy_ms == 100.0
+    sink.room = True
+    made.run()
+    assert sink.written == [1, 2]
 
 
 # -- what it remembers of barriers

@@ -197,6 +197,17 @@ class SinkWriter(Protocol):
         ...
 
 
+@runtime_checkable
+class WritesBeside(Protocol):
+    """A `SinkWriter` that goes on beside the loop. It takes rows at any time, but without room it may have to wait."""
+
+    def has_room(self) -> bool: ...
+
+    def call_when_done(self, call: Callable[[], None]) -> None:
+        """There may be room again. `call` comes from another thread."""
+        ...
+
+
 class SinkCommitter(Protocol):
     """On the driver, in log order. Every call may be repeated after a crash and must then change nothing."""
 

@@ -6,22 +6,25 @@ touches a file of anybody else, and never replaces one: every name carries a tok
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
+from tidegate.connectors.beside_loop import BesideLoop
 from tidegate.connectors.committable import FileCommittable
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.file_committer import CompactionRule, FileCommitter, FilePlaces
 from tidegate.connectors.options import Options
-from tidegate.connectors.partition_folders import GatheredRows
+from tidegate.connectors.partition_folders import GatheredRows, RowsByFolder
 from tidegate.connectors.partition_values import speller
-from tidegate.connectors.sink_encodings import EncodedFile, Encoding, sync_file, written_as
+from tidegate.connectors.sink_encodings import ROW_GROUP_BYTES, EncodedFile, Encoding, sync_file, written_as
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.model.units import parse_size_bytes
@@ -38,6 +41,8 @@ _ROLL_AT_BYTES = 128 << 20
 _MOST_OPEN_FILES = 64
 # Rows of partition folders in memory: the more, the fewer and larger the files of an epoch.
 _MOST_GATHERED_BYTES = 64 << 20
+# Without them.
+_MOST_OF_ONE_FOLDER_BYTES = ROW_GROUP_BYTES
 _DEFAULT_COMPACT_BYTES = 128 << 20
 _DEFAULT_COMPACT_EPOCHS = 10
 
@@ -140,14 +145,31 @@ def _compaction(options: Options) -> CompactionRule | None:
 
 @dataclass(slots=True)
 class _HiddenFile:
-    """One file of this epoch: open, or closed to make room for another."""
+    """One file of this epoch. It is there once it has rows, and takes a descriptor until it is closed.
+
+    The loop chooses it and counts its rows; what touches the file itself is done by one thread at a time.
+    """
 
     path: Path
     folder: str
-    file: EncodedFile
+    schema: pa.Schema
+    encoding: Encoding
     rows: int = 0
+    written_bytes: int = 0
     is_durable: bool = False
+    _file: EncodedFile | None = None
     _failure: Exception | None = None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        if self._file is None:
+            self._file = self.encoding.open(self.path, self.schema)
+        self._file.write(rows)
+        self._file.flush()
+        self.written_bytes = self._file.size_bytes()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def finish(self) -> None:
         """May be called again, also when the file has been moved away; fails again if it has failed."""
@@ -156,7 +178,7 @@ class _HiddenFile:
             raise self._failure
         if not self.is_durable:
             try:
-                self.file.close()
+                self.close()
                 sync_file(self.path)
             except Exception as error:
                 self._failure = error
@@ -165,51 +187,17 @@ class _HiddenFile:
 
     def drop(self) -> None:
         with suppress(pa.ArrowException, OSError):
-            self.file.close()
+            self.close()
         self.path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
-class _LateFile:
-    """An `EncodedFile` that is there only once it is closed: so any number of them take no descriptor."""
-
-    path: Path
-    schema: pa.Schema
-    encoding: Encoding
-    _gathered: list[pa.RecordBatch] = field(default_factory=list)
-    _is_closed: bool = False
-
-    @property
-    def gathered_bytes(self) -> int:
-        return sum(rows.nbytes for rows in self._gathered)
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._gathered.append(rows)
-
-    def flush(self) -> None:
-        """Everything at once, at the end."""
-
-    def size_bytes(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        file = self.encoding.open(self.path, self.schema)
-        try:
-            for rows in self._gathered:
-                file.write(rows)
-        finally:
-            file.close()
-        self._gathered, self._is_closed = [], True
-
-
-@dataclass(slots=True)
 class _EndedEpoch:
-    """Its files, and rows that are not yet in them."""
+    """Its files, and rows that are not yet in them. `handed_over`: done when all others are."""
 
     files: list[_HiddenFile]
     gathered: GatheredRows
+    handed_over: "Future[None]"
     hidden_folder: Path
     _are_durable: bool = False
     _failure: Exception | None = None
@@ -218,6 +206,7 @@ class _EndedEpoch:
         """Called again if a later checkpoint has the same files: they may be published then, and the folder gone."""
         if self._are_durable or not self.files:
             return
+        self.handed_over.result()
         self._write_gathered()
         for file in self.files:
             file.finish()
@@ -234,15 +223,28 @@ class _EndedEpoch:
         file_of = {file.folder: file for file in self.files}
         try:
             for folder, part in self.gathered.whole().parts():
-                file_of[folder].file.write(part)
+                file_of[folder].write(part)
+                # One by one, as there may be more of them than descriptors.
+                file_of[folder].close()
         except Exception as error:
             self._failure = error
             raise
         self.gathered = GatheredRows((), "")
 
 
+class _Step(NamedTuple):
+    """Of handing over: `file` gets its rows, once `full` is closed."""
+
+    full: _HiddenFile | None
+    file: _HiddenFile
+
+
 class FileSinkWriter:
-    """Rows for partition folders gather in memory: an epoch makes a file for each folder if its rows fit there."""
+    """Rows gather in memory: an epoch makes a file for each partition folder if its rows fit there.
+
+    What is too much goes into files while the epoch lasts, beside the loop: taking the rows of folders apart and
+    encoding a row group last longer than a slice.
+    """
 
     def __init__(self, sink: FileSink, *, task: TaskId, generation: Generation) -> None:
         self._sink = sink
@@ -255,30 +257,41 @@ class FileSinkWriter:
         # By folder, the one written to last at the end.
         self._open: dict[str, _HiddenFile] = {}
         self._gathered = self._nothing_gathered()
+        self._beside = BesideLoop(f"tidegate-sink-{task}")
 
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
-        if not self._sink.partition_by:
-            self._write_into("", rows)
+        if not self._sink.partition_by and not self._sink.encoding.has_row_groups:
+            self._write_lines(rows)
             return
         self._gathered.add(rows)
-        while self._gathered.size_bytes > _MOST_GATHERED_BYTES:
-            self._write_largest_folders()
+        if self._gathered.size_bytes > self._most_gathered_bytes():
+            self._hand_over()
+
+    def has_room(self) -> bool:
+        """Not either while as many rows have come again as `_hand_over` would have to wait for."""
+        earlier = self._gathered.earlier
+        is_waited_for = earlier is not None and not earlier.done()
+        is_much = self._gathered.size_bytes > self._most_gathered_bytes() // 2
+        return self._beside.has_room() and not (is_waited_for and is_much)
+
+    def call_when_done(self, call: Callable[[], None]) -> None:
+        self._beside.call_when_done(call)
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
-        """Sorting and encoding what is gathered and closing the files is left to `make_durable`, off the loop."""
+        """What is gathered is written by `make_durable`, off the loop, which also closes the files."""
         gathered, self._gathered = self._gathered, self._nothing_gathered()
-        open_late = partial(_LateFile, encoding=self._sink.encoding)
         for folder, count in gathered.counts().items():
-            file = self._open.get(folder) or self._new_file(folder, open_late)
+            file = self._open.get(folder) or self._new_file(folder)
             file.rows += count
-        epoch = _EndedEpoch(self._files, gathered, self._sink.hidden_folder)
+        epoch = _EndedEpoch(self._files, gathered, self._beside.given_so_far(), self._sink.hidden_folder)
         self._files, self._open = [], {}
         committables = [self._committable(file, checkpoint, number) for number, file in enumerate(epoch.files)]
         return Prepared([msgspec.msgpack.encode(committable) for committable in committables], epoch.make_durable)
 
     def close(self) -> None:
+        self._beside.finish()
         for file in self._files:
             file.drop()
         self._files, self._open = [], {}
@@ -287,40 +300,52 @@ class FileSinkWriter:
     def _nothing_gathered(self) -> GatheredRows:
         return GatheredRows(self._sink.partition_by, self._sink.zone)
 
-    def _write_largest_folders(self) -> None:
-        large, rest = self._gathered.whole().largest()
-        for folder, part in large.parts():
-            self._write_into(folder, part)
-            if (file := self._open.get(folder)) is not None:
-                file.file.flush()
-        self._gathered = self._nothing_gathered()
-        if rest.num_rows:
-            self._gathered.add(rest)
+    def _most_gathered_bytes(self) -> int:
+        return _MOST_GATHERED_BYTES if self._sink.partition_by else _MOST_OF_ONE_FOLDER_BYTES
 
-    def _write_into(self, folder: str, rows: pa.RecordBatch) -> None:
-        file = self._file_for(folder)
-        file.file.write(rows)
+    def _write_lines(self, rows: pa.RecordBatch) -> None:
+        """Within the slice: lines are as cheap one by one, and the thread would want the interpreter for them."""
+        full, file = self._file_for("")
+        if full is not None:
+            full.close()
         file.rows += rows.num_rows
-        if file.file.size_bytes() >= _ROLL_AT_BYTES:
-            self._close(folder)
+        file.write(rows)
 
-    def _file_for(self, folder: str) -> _HiddenFile:
+    def _hand_over(self) -> None:
+        """The largest folders get their rows, which have been counted by now; all other rows come back."""
+        gathered = self._gathered
+        gathered.wait_for_earlier()
+        leaving = gathered.largest()
+        steps = []
+        for folder, count in leaving.items():
+            full, file = self._file_for(folder)
+            file.rows += count
+            steps.append(_Step(full, file))
+        staying = gathered.counts() - leaving
+        size_bytes = 0 if staying else gathered.size_bytes
+        rest = self._beside.give(partial(_write_out, gathered, steps), size_bytes=size_bytes)
+        self._gathered = self._nothing_gathered()
+        if staying:
+            self._gathered.earlier, self._gathered.folder_rows = rest, staying
+
+    def _file_for(self, folder: str) -> tuple[_HiddenFile | None, _HiddenFile]:
+        """And the one that has to be closed before."""
+        full = None
         file = self._open.pop(folder, None)
+        if file is not None and file.written_bytes >= _ROLL_AT_BYTES:
+            full, file = file, None
         if file is None:
-            if len(self._open) >= _MOST_OPEN_FILES:
-                self._close(next(iter(self._open)))
-            file = self._new_file(folder, self._sink.encoding.open)
+            if full is None and len(self._open) >= _MOST_OPEN_FILES:
+                full = self._open.pop(next(iter(self._open)))
+            file = self._new_file(folder)
         self._open[folder] = file
-        return file
+        return full, file
 
-    def _close(self, folder: str) -> None:
-        self._open.pop(folder).file.close()
-
-    def _new_file(self, folder: str, open_file: Callable[[Path, pa.Schema], EncodedFile]) -> _HiddenFile:
+    def _new_file(self, folder: str) -> _HiddenFile:
         self._opened += 1
         prefix = f"{self._sink.owner}-g{self._generation}-{self._task}-{self._token}"
         path = self._sink.hidden_folder / f"{prefix}-{self._opened}{self._sink.encoding.suffix}"
-        file = _HiddenFile(path, folder, open_file(path, self._sink.file_schema))
+        file = _HiddenFile(path, folder, self._sink.file_schema, self._sink.encoding)
         self._files.append(file)
         return file
 
@@ -328,3 +353,14 @@ class FileSinkWriter:
         suffix = self._sink.encoding.suffix
         name = f"part-{checkpoint:08d}-{self._task}-g{self._generation}-{number}-{self._token}{suffix}"
         return FileCommittable(file.path.name, f"{file.folder}{name}", checkpoint, file.rows, self._written_as)
+
+
+def _write_out(gathered: GatheredRows, steps: Sequence[_Step]) -> RowsByFolder:
+    """Gives back the rows of all other folders."""
+    leaving, rest = gathered.whole().apart({step.file.folder for step in steps})
+    rows_of = dict(leaving.parts())
+    for full, file in steps:
+        if full is not None:
+            full.close()
+        file.write(rows_of.pop(file.folder))
+    return rest

@@ -4,7 +4,8 @@ Pure: it opens no file and makes no folder.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,9 @@ class RowsByFolder:
     def parts(self) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows of each folder in their order, without the columns that its name holds."""
         kept = self.rows.select([name for name in self.rows.schema.names if name not in self.partition_by])
+        if len(self.folders) == 1:
+            yield self.folders[0], kept
+            return
         ordered = _taken(kept, np.argsort(self.folder_of_row, kind="stable"))
         start = 0
         for folder, count in zip(self.folders, self._counts().tolist(), strict=True):
@@ -46,16 +50,14 @@ class RowsByFolder:
                 yield folder, ordered.slice(start, count)
             start += count
 
-    def largest(self) -> tuple["RowsByFolder", pa.RecordBatch]:
-        """The largest folders that together have at least half of the rows, and all other rows."""
-        counts = self._counts()
-        by_size = np.argsort(-counts, kind="stable")
-        half_at = int(np.searchsorted(np.cumsum(counts[by_size]), (self.rows.num_rows + 1) // 2))
-        is_large = np.isin(self.folder_of_row, by_size[: half_at + 1])
-        large = _taken(self.rows, np.flatnonzero(is_large))
-        # A copy, so that the rows that stay do not keep in memory those that leave.
-        rest = _taken(self.rows, np.flatnonzero(~is_large))
-        return replace(self, rows=large, folder_of_row=self.folder_of_row[is_large]), rest
+    def apart(self, folders: Collection[str]) -> tuple["RowsByFolder", "RowsByFolder"]:
+        """The rows of these folders, and all others. Both are copies, so that neither keeps the other in memory."""
+        is_theirs = np.isin(self.folder_of_row, [n for n, folder in enumerate(self.folders) if folder in folders])
+        return self._of_rows(is_theirs), self._of_rows(~is_theirs)
+
+    def _of_rows(self, is_one: npt.NDArray[np.bool_]) -> "RowsByFolder":
+        rows = _taken(self.rows, np.flatnonzero(is_one))
+        return replace(self, rows=rows, folder_of_row=self.folder_of_row[is_one])
 
     def _counts(self) -> npt.NDArray[np.int64]:
         return np.bincount(self.folder_of_row, minlength=len(self.folders))
@@ -63,16 +65,20 @@ class RowsByFolder:
 
 @dataclass(slots=True)
 class GatheredRows:
-    """Rows that wait for their files. Their folders are found as they come, so that `counts` costs no look at a row."""
+    """Rows that wait for their files. Their folders are found as they come, so that `counts` costs no look at a row.
+
+    `earlier`: the first of them, if they are still being taken apart from others; then `folder_rows` has them already.
+    """
 
     partition_by: Sequence[str]
     zone: str
+    earlier: "Future[RowsByFolder] | None" = None
+    folder_rows: Counter[str] = field(default_factory=Counter)
     size_bytes: int = 0
     _blocks: list[RowsByFolder] = field(default_factory=list)
     _new: list[pa.RecordBatch] = field(default_factory=list)
     _new_rows: int = 0
     _new_bytes: int = 0
-    _counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._new.append(rows)
@@ -81,16 +87,40 @@ class GatheredRows:
         self.size_bytes += rows.nbytes
         if self._new_rows >= _BLOCK_ROWS or self._new_bytes >= _BLOCK_BYTES:
             self._find_folders()
+        if self.earlier is not None and self.earlier.done():
+            self.wait_for_earlier()
 
     def counts(self) -> Counter[str]:
         """How many rows each folder has."""
         self._find_folders()
-        return self._counts
+        return self.folder_rows
+
+    def largest(self) -> Counter[str]:
+        """The largest folders that together have at least half of the rows, and how many each has."""
+        counts = self.counts()
+        largest: Counter[str] = Counter()
+        missing = (counts.total() + 1) // 2
+        for folder, count in counts.most_common():
+            if missing <= 0:
+                break
+            largest[folder] = count
+            missing -= count
+        return largest
+
+    def wait_for_earlier(self) -> None:
+        if self.earlier is not None:
+            block, self.earlier = self.earlier.result(), None
+            self._blocks.insert(0, block)
+            self.size_bytes += block.rows.nbytes
 
     def whole(self) -> RowsByFolder:
         """All of them in one piece, in their order; takes as long as copying them."""
         self._find_folders()
-        number_of = {folder: number for number, folder in enumerate(self._counts)}
+        self.wait_for_earlier()
+        number_of: dict[str, int] = {}
+        for block in self._blocks:
+            for folder in block.folders:
+                number_of.setdefault(folder, len(number_of))
         numbers = [np.array([number_of[folder] for folder in block.folders], np.int64) for block in self._blocks]
         folder_of_row = [of[block.folder_of_row] for of, block in zip(numbers, self._blocks, strict=True)]
         rows = pa.concat_batches([block.rows for block in self._blocks])
@@ -100,7 +130,7 @@ class GatheredRows:
         if self._new:
             block = rows_by_folder(pa.concat_batches(self._new), self.partition_by, zone=self.zone)
             self._blocks.append(block)
-            self._counts.update(block.counts())
+            self.folder_rows.update(block.counts())
             self._new, self._new_rows, self._new_bytes = [], 0, 0
 
 

@@ -23,7 +23,7 @@ TextCompression: TypeAlias = Literal["none", "gzip", "bz2", "zstd"]
 # The hidden folder goes when it is empty, perhaps just before a writer opens a file in it.
 _OPEN_ATTEMPTS = 20
 # Rows gather up to this before they are encoded: a row group of a few rows is slow to read, a huge one slow to write.
-_ROW_GROUP_BYTES = 8 << 20
+ROW_GROUP_BYTES = 8 << 20
 _COPY_BYTES = 1 << 20
 _COPY_ROWS = 65_536
 _SUFFIXES = {"none": "", "gzip": ".gz", "bz2": ".bz2", "zstd": ".zst"}
@@ -32,13 +32,12 @@ _SUFFIXES = {"none": "", "gzip": ".gz", "bz2": ".bz2", "zstd": ".zst"}
 class EncodedFile(Protocol):
     """A file being written. Its path is given when it is opened; nobody else opens it before `close`."""
 
-    @property
-    def gathered_bytes(self) -> int:
-        """What is held in memory until it is worth encoding."""
+    def write(self, rows: pa.RecordBatch) -> None: ...
+
+    def flush(self) -> None:
+        """Encodes what is held in memory until it is worth it."""
         ...
 
-    def write(self, rows: pa.RecordBatch) -> None: ...
-    def flush(self) -> None: ...
     def size_bytes(self) -> int: ...
 
     def close(self) -> None:
@@ -51,6 +50,12 @@ class Encoding(Protocol):
 
     @property
     def suffix(self) -> str: ...
+
+    @property
+    def has_row_groups(self) -> bool:
+        """Rows are encoded many at a time, in one call that lasts, and lets others work meanwhile."""
+        ...
+
     def open(self, path: Path, schema: pa.Schema) -> EncodedFile: ...
 
     def merge(self, sources: Sequence[Path], target: Path, schema: pa.Schema) -> None:
@@ -71,6 +76,10 @@ class ParquetEncoding:
     def suffix(self) -> str:
         return ".parquet"
 
+    @property
+    def has_row_groups(self) -> bool:
+        return True
+
     def open(self, path: Path, schema: pa.Schema) -> "_ParquetFile":
         return _ParquetFile(path, schema, self.compression)
 
@@ -87,7 +96,7 @@ class _ParquetFile:
     def __init__(self, path: Path, schema: pa.Schema, compression: ParquetCompression) -> None:
         self._schema = schema
         self._gathered: list[pa.RecordBatch] = []
-        self.gathered_bytes = 0
+        self._gathered_bytes = 0
         self._file = open_new(path)
         self._parquet = pq.ParquetWriter(
             self._file, schema, compression=compression, version="2.6", coerce_timestamps="us"
@@ -95,15 +104,15 @@ class _ParquetFile:
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._gathered.append(pa.RecordBatch.from_arrays(rows.columns, schema=self._schema))
-        self.gathered_bytes += rows.nbytes
-        if self.gathered_bytes >= _ROW_GROUP_BYTES:
+        self._gathered_bytes += rows.nbytes
+        if self._gathered_bytes >= ROW_GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
         if self._gathered:
             table = pa.Table.from_batches(self._gathered)
             self._parquet.write_table(table, row_group_size=table.num_rows)
-            self._gathered, self.gathered_bytes = [], 0
+            self._gathered, self._gathered_bytes = [], 0
 
     def size_bytes(self) -> int:
         return int(self._file.tell())
@@ -123,6 +132,10 @@ class JsonEncoding:
     def suffix(self) -> str:
         return f".json{_SUFFIXES[self.compression]}"
 
+    @property
+    def has_row_groups(self) -> bool:
+        return False
+
     def open(self, path: Path, schema: pa.Schema) -> "_TextFile":
         return _TextFile(path, self.compression, json_lines)
 
@@ -139,6 +152,10 @@ class CsvEncoding:
     @property
     def suffix(self) -> str:
         return f".csv{_SUFFIXES[self.compression]}"
+
+    @property
+    def has_row_groups(self) -> bool:
+        return False
 
     def open(self, path: Path, schema: pa.Schema) -> "_TextFile":
         file = _TextFile(path, self.compression, self.text.lines)
@@ -161,10 +178,6 @@ class _TextFile:
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
             self.write_text(self._spell(rows))
-
-    @property
-    def gathered_bytes(self) -> int:
-        return 0
 
     def flush(self) -> None:
         """Nothing is gathered: lines are as cheap one by one."""

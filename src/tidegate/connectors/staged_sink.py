@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
@@ -16,8 +17,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidegate.connectors.beside_loop import BesideLoop
 from tidegate.connectors.contract import Prepared
 from tidegate.connectors.options import Options
+from tidegate.connectors.sink_encodings import ROW_GROUP_BYTES
 from tidegate.connectors.staged_table import ResultTable, TaskFile
 from tidegate.model.errors import Damaged, OptionError, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
@@ -33,8 +36,6 @@ FOREACH = "foreach"
 EpochFunction: TypeAlias = Callable[[Sequence[Path], CheckpointId], None]
 
 _ROLL_AT_BYTES = 128 << 20
-# Rows gather up to this before they are encoded: a row group of a few rows is slow to read, a huge one slow to write.
-_ROW_GROUP_BYTES = 8 << 20
 
 # The user's thread registers, the storing thread commits.
 _lock = Lock()
@@ -98,11 +99,13 @@ def from_node(node: nodes.Sink) -> StagedSink:
 
 
 class _OpenFile:
-    """One file being written; `finish` closes and syncs it."""
+    """One file being written, its row groups beside the loop; `finish` closes and syncs it once they are done."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, beside: BesideLoop) -> None:
         self.path = path
         self.rows = 0
+        self._beside = beside
+        self._written_bytes = 0
         self._schema = schema
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
@@ -117,11 +120,13 @@ class _OpenFile:
         self._gathered.append(pa.RecordBatch.from_arrays(rows.columns, schema=self._schema))
         self._gathered_bytes += rows.nbytes
         self.rows += rows.num_rows
-        if self._gathered_bytes >= _ROW_GROUP_BYTES:
-            self._encode()
+        if self._gathered_bytes >= ROW_GROUP_BYTES:
+            gathered, size_bytes = self._gathered, self._gathered_bytes
+            self._gathered, self._gathered_bytes = [], 0
+            self._beside.give(partial(self._encode, gathered), size_bytes=size_bytes)
 
     def is_full(self) -> bool:
-        return bool(self._file.tell() >= _ROLL_AT_BYTES)
+        return self._written_bytes >= _ROLL_AT_BYTES
 
     def finish(self) -> None:
         """May be called again; fails again if it has failed."""
@@ -131,7 +136,8 @@ class _OpenFile:
         if self._file.closed:
             return
         try:
-            self._encode()
+            self._encode(self._gathered)
+            self._gathered = []
             self._parquet.close()
             self._file.close()
             with open(self.path, "rb") as written:
@@ -146,11 +152,11 @@ class _OpenFile:
         self._file.close()
         self.path.unlink(missing_ok=True)
 
-    def _encode(self) -> None:
-        if self._gathered:
-            table = pa.Table.from_batches(self._gathered)
+    def _encode(self, gathered: Sequence[pa.RecordBatch]) -> None:
+        if gathered:
+            table = pa.Table.from_batches(gathered)
             self._parquet.write_table(table, row_group_size=table.num_rows)
-            self._gathered, self._gathered_bytes = [], 0
+            self._written_bytes = self._file.tell()
 
 
 class StagedWriter:
@@ -160,6 +166,13 @@ class StagedWriter:
         self._prefix = f"g{generation}-{task}-{secrets.token_hex(4)}"
         self._opened = 0
         self._files: list[_OpenFile] = []
+        self._beside = BesideLoop(f"tidegate-sink-{task}")
+
+    def has_room(self) -> bool:
+        return self._beside.has_room()
+
+    def call_when_done(self, call: Callable[[], None]) -> None:
+        self._beside.call_when_done(call)
 
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
@@ -174,9 +187,10 @@ class StagedWriter:
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
         """Encoding what is still gathered and closing the files is left to `make_durable`, off the loop."""
         files, self._files = self._files, []
-        folder = self._sink.folder
+        folder, handed_over = self._sink.folder, self._beside.given_so_far()
 
         def make_durable() -> None:
+            handed_over.result()
             for file in files:
                 file.finish()
             if files:
@@ -186,6 +200,7 @@ class StagedWriter:
         return Prepared([msgspec.msgpack.encode(file) for file in staged], make_durable)
 
     def close(self) -> None:
+        self._beside.finish()
         for file in self._files:
             file.drop()
         self._files = []
@@ -193,7 +208,7 @@ class StagedWriter:
     def _open_file(self) -> None:
         self._opened += 1
         path = self._sink.folder / f"{self._prefix}-{self._opened:06d}.parquet"
-        self._files.append(_OpenFile(path, self._schema))
+        self._files.append(_OpenFile(path, self._schema, self._beside))
 
 
 class StagedCommitter:

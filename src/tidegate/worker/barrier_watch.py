@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tidegate.model.ids import ChannelId, CheckpointId, TaskId
 from tidegate.network.messages import BarrierSeen, LongStep
 from tidegate.protocol.kinds import CheckpointKind
+from tidegate.worker.task_reports import TaskCounters
 
 # Far more than can be under way at once; what is aborted or done goes sooner.
 _REMEMBERED = 64
@@ -28,6 +29,17 @@ class Marks:
     backpressured_ms: float = 0.0
     paused_ms: float = 0.0
     unstored_ms: float = 0.0
+
+    @classmethod
+    def of(cls, counters: TaskCounters, *, paused_ms: float) -> "Marks":
+        return cls(
+            rows_in=counters.rows_in,
+            bytes_in=counters.bytes_in,
+            busy_ms=counters.busy_ms,
+            backpressured_ms=counters.backpressured_ms,
+            paused_ms=paused_ms,
+            unstored_ms=counters.unstored_ms,
+        )
 
 
 @dataclass(slots=True)

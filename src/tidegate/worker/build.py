@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from tidegate.connectors.contract import SinkWriter
+from tidegate.connectors.contract import SinkWriter, WritesBeside
 from tidegate.connectors.registry import open_sink, open_source
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, EdgeId, Generation, Sequence, SlotIndex, TaskId, VertexId, range_of
@@ -63,7 +63,10 @@ def channel_table(plan: JobPlan) -> list[ChannelId]:
 
 @dataclass(frozen=True, slots=True)
 class TaskBuilder:
-    """Builds the tasks of one slot for one generation. `undo` closes what was opened, if not all can be."""
+    """Builds the tasks of one slot for one generation.
+
+    `undo` closes what was opened, if not all can be. `wake`: called by other threads when a task may go on.
+    """
 
     settings: SlotSettings
     slot: SlotIndex
@@ -77,6 +80,7 @@ class TaskBuilder:
     table: list[ChannelId]
     state: StateBackends
     listener: TaskListener
+    wake: Callable[[], None]
     undo: ExitStack
 
     def build(self) -> list[Task]:
@@ -124,6 +128,8 @@ class TaskBuilder:
         if vertex.sink is not None:
             sink = open_sink(vertex.sink).writer(task=id, generation=self.generation)
             self.undo.callback(_close_what_was_opened, sink.close)
+            if isinstance(sink, WritesBeside):
+                sink.call_when_done(self.wake)
             if vertex.sink.mode is OutputMode.COMPLETE:
                 sink = WholeResultWriter(sink, operators, vertex.sink.schema)
         incoming = [edge for edge in plan.edges if edge.receiver == vertex.id]

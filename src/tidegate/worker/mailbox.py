@@ -36,6 +36,10 @@ class Mailbox:
             except BlockingIOError:
                 return  # the pipe is full of wake-ups already
 
+    def wake(self) -> None:
+        """There is something to look at for the loop, which does so by itself once it is awake."""
+        self.post(_nothing)
+
     def take(self) -> list[Callable[[], None]]:
         try:
             os.read(self._read_fd, 4096)
@@ -53,6 +57,10 @@ class Mailbox:
             self._notes.clear()
             os.close(self._read_fd)
             os.close(self._write_fd)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Background(Protocol):

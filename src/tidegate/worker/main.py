@@ -193,6 +193,7 @@ class _Slot:
             clock=self._clock,
             user_code=self._user_code,
             open_calls=partial(open_waiting_calls, self._mailbox),
+            wake=self._mailbox.wake,
             send=self._send,
             copies=self._copies,
         )

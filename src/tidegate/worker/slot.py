@@ -59,6 +59,7 @@ class SlotRun:
         clock: Clock,
         user_code: UserCode,
         open_calls: OpenCalls,
+        wake: Callable[[], None],
         send: Callable[[FromSlot], None],
         copies: LocalCopies | None = None,
     ) -> None:
@@ -79,6 +80,7 @@ class SlotRun:
             clock=clock,
             user_code=user_code,
             open_calls=open_calls,
+            wake=wake,
             send=send,
             copies=copies,
         )

@@ -75,6 +75,7 @@ class SlotTasks:
         clock: Clock,
         user_code: UserCode,
         open_calls: OpenCalls,
+        wake: Callable[[], None],
         send: Callable[[FromSlot], None],
         copies: LocalCopies | None = None,
     ) -> None:
@@ -109,6 +110,7 @@ class SlotTasks:
                     ),
                     on_finished=lambda task: self._snapshots.on_finished(task),
                 ),
+                wake=wake,
                 undo=undo,
             ).build()
             undo.pop_all()

@@ -11,7 +11,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Rows, SinkWriter
+from tidegate.connectors.contract import EndOfData, EndOfSource, NothingNow, Rows, SinkWriter, WritesBeside
 from tidegate.model.clock import Clock
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, TaskId
 from tidegate.network.messages import TaskStanding
@@ -38,6 +38,7 @@ from tidegate.worker.slices import MOST_ROWS, SliceSizer
 from tidegate.worker.source_head import SourceHead
 from tidegate.worker.stored_task import StoredTask, stored_task
 from tidegate.worker.task_reports import TaskCounters, TaskListener, TaskSnapshot
+from tidegate.worker.waiting import Waiting, WaitsFor
 
 # How long a step may take: a barrier waits for one step at the most.
 SLICE_TARGET_MS = 10.0
@@ -75,11 +76,11 @@ class Task:
     _output_bytes_per_row: float = 0.0
     _given_bytes_per_row: float = 0.0
     _emits: list[Emit] = field(default_factory=list)
-    _waiting_since_ms: float | None = None
-    _waits_for_store: bool = False
     watch: BarrierWatch = field(default_factory=BarrierWatch)
 
     def __post_init__(self) -> None:
+        self._waiting = Waiting(self.counters)
+        self._beside = self.sink if isinstance(self.sink, WritesBeside) else None
         self._emits = self._chain()
         stages = zip(self.operators, self._emits, strict=True)
         self._giving = [(operator, emit) for operator, emit in stages if isinstance(operator, GivesLater)]
@@ -97,6 +98,8 @@ class Task:
         # What is told above makes them count again, and a gate that is idle already does not become so once more.
         self._is_idle_due = self.gate is not None and self.gate.is_idle()
 
+    _waiting: Waiting = field(init=False, repr=False)
+    _beside: WritesBeside | None = field(init=False, repr=False)
     _time: ChainTime = field(init=False, repr=False)
     _first: Emit = field(init=False, repr=False)
     _second: Emit = field(init=False, repr=False)
@@ -140,7 +143,7 @@ class Task:
         if self.gate is not None and (switch_ms := self.gate.next_deadline_ms()) is not None:
             deadlines.append(switch_ms)
         deadlines += [due_ms for giving, _ in self._giving if (due_ms := giving.next_deadline_ms()) is not None]
-        if not self.has_ended and self._waiting_since_ms is None:
+        if not self.has_ended and not self._waiting.is_on():
             # Else only a message can set off a step, and that wakes the slot.
             # Nor is a source asked while an operator has no room: what makes room wakes the slot as well.
             if self.source is not None and self._room() and (retry_ms := self.source.next_deadline_ms()) is not None:
@@ -259,7 +262,8 @@ class Task:
 
     def backpressured_ms(self) -> float:
         """For how long its output had no room, with the wait that lasts."""
-        return self._backpressured_ms(self.clock.monotonic_ms())
+        self._waiting.count(self.clock.monotonic_ms())
+        return self.counters.backpressured_ms
 
     def watermark_ms(self) -> int | None:
         """How far event time has come behind this task, once it has begun."""
@@ -276,19 +280,9 @@ class Task:
 
     # -- inside
 
-    def _backpressured_ms(self, now_ms: float) -> float:
-        waiting_ms = 0.0 if self._waiting_since_ms is None else now_ms - self._waiting_since_ms
-        return self.counters.backpressured_ms + waiting_ms
-
     def _marks(self, now_ms: float) -> Marks:
-        counters = self.counters
-        backpressured_ms = self._backpressured_ms(now_ms)
-        unstored_ms = counters.unstored_ms
-        if self._waits_for_store:
-            unstored_ms += backpressured_ms - counters.backpressured_ms
-        return Marks(
-            counters.rows_in, counters.bytes_in, counters.busy_ms, backpressured_ms, self.paused_ms(), unstored_ms
-        )
+        self._waiting.count(now_ms)
+        return Marks.of(self.counters, paused_ms=self.paused_ms())
 
     def _step_input(self, now_ms: float) -> bool:
         if self._is_ending and self._end_operators():
@@ -311,16 +305,15 @@ class Task:
         return 0.0 if self.source is None else self.source.event_time_moves_at_ms()
 
     def _has_room(self, now_ms: float) -> bool:
-        if self.state_has_room() and (self.output is None or self.output.has_room()):
-            if self._waiting_since_ms is not None:
-                self.counters.backpressured_ms += now_ms - self._waiting_since_ms
-                if self._waits_for_store:
-                    self.counters.unstored_ms += now_ms - self._waiting_since_ms
-                self._waiting_since_ms, self._waits_for_store = None, False
-            return True
-        if self._waiting_since_ms is None:
-            self._waiting_since_ms, self._waits_for_store = now_ms, not self.state_has_room()
-        return False
+        waits_for = None
+        if self._beside is not None and not self._beside.has_room():
+            waits_for = WaitsFor.SINK
+        elif not self.state_has_room():
+            waits_for = WaitsFor.STORE
+        elif self.output is not None and not self.output.has_room():
+            waits_for = WaitsFor.OUTPUT
+        self._waiting.look(waits_for, now_ms)
+        return waits_for is None
 
     def _give(self, now_ms: float) -> bool:
         """One slice of what operators held."""

@@ -40,7 +40,7 @@ class _Done:
     def add(self, number: int, outcome: Outcome) -> None:
         if not self.is_closed:
             self._outcomes.append((number, outcome))
-            self._mailbox.post(_wake)
+            self._mailbox.wake()
 
     def take(self) -> list[tuple[int, Outcome]]:
         return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
@@ -158,7 +158,3 @@ def _join(threads: list[threading.Thread]) -> None:
     deadline_s = time.monotonic() + _LEAVE_WITHIN_S
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-
-
-def _wake() -> None:
-    """The loop looks at outcomes by itself once it is awake."""

@@ -272,6 +272,7 @@ class SimSlot:
             clock=self._clock,
             user_code=self._user_code,
             open_calls=self._calls.open,
+            wake=lambda: None,  # no sink here works beside the loop
             send=self._send,
         )
         self._check_state(deploy)
