@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.errors import OptionError, UnsupportedPlan
-from tidegate.model.ids import range_of
-from tidegate.plan.key_groups import hash_rows, key_group_of, owner_of, partition
+from tidegate.model.ids import KeyGroupRange, range_of
+from tidegate.plan.key_groups import hash_rows, key_group_of, key_groups_with_keys_of, owner_of, partition
 
 # Arrow imports pandas at its first list, which must not happen while an example is being generated.
 pa.array([0])
@@ -337,3 +337,25 @@ def test_rows_of_one_key_are_not_copied() -> None:
 
 def test_an_empty_batch_goes_nowhere() -> None:
     assert partition(one_column([], pa.string()), key_count=1, parallelism=3, max_parallelism=128) == [None] * 3
+
+
+numbers_of_groups = st.integers(1, 40) | st.sampled_from([127, 128, 129, 300, 1 << 15])
+
+
+@given(st.data(), numbers_of_groups, numbers_of_groups)
+def test_key_groups_of_another_number_are_found_by_the_hashes_they_share(
+    data: st.DataObject, old: int, new: int
+) -> None:
+    """None is missing, and the outermost do have a key in common."""
+    first = data.draw(st.integers(0, new - 1))
+    own = KeyGroupRange(first, data.draw(st.integers(first + 1, new)))
+    # The hashes at which a key group of either number begins, and those in front of them.
+    borders = {-(-(group << 32) // number) for number in (old, new) for group in range(number + 1)}
+    high_halves = sorted({at for border in borders for at in (border - 1, border) if 0 <= at < 1 << 32})
+    hashes = np.array(high_halves, dtype=np.uint64) << np.uint64(32)
+    shared = key_group_of(hashes, old)[np.isin(key_group_of(hashes, new), np.arange(*own))]
+    assert key_groups_with_keys_of(own, new, among=old) == (shared.min(), shared.max() + 1)
+
+
+def test_a_subtask_without_key_groups_shares_none() -> None:
+    assert key_groups_with_keys_of(KeyGroupRange(3, 3), 7, among=128) == (0, 0)

@@ -15,6 +15,7 @@ from tidegate.protocol.rescale import (
     EdgeShape,
     InFlight,
     Piece,
+    common_event_time,
     connections,
     keeps_channels,
     key_group_floors,
@@ -467,6 +468,21 @@ def test_every_key_group_keeps_the_furthest_watermark_it_was_handled_at(
         )
     for (left, left_floor), (right, right_floor) in pairwise(floors):
         assert left.last < right.first or (left.last == right.first and left_floor != right_floor)
+
+
+def test_event_time_of_all_keys_is_known_if_it_has_come_as_far_for_each_of_them() -> None:
+    halves = KeyGroupRange(0, 8), KeyGroupRange(8, 16)
+    assert common_event_time([(halves[0], 5), (halves[1], 5)], MAX_PARALLELISM) == 5
+    assert common_event_time([(halves[0], 5), (halves[1], 6)], MAX_PARALLELISM) is None
+    # A floor that lifts one of them to the other.
+    assert common_event_time([(halves[0], 5), (halves[1], 6), (halves[0], 6)], MAX_PARALLELISM) == 6
+    assert common_event_time([(halves[0], 6), (halves[1], 6), (KeyGroupRange(3, 4), 7)], MAX_PARALLELISM) is None
+
+
+def test_a_subtask_without_keys_may_be_behind_them_and_not_ahead() -> None:
+    everything, nothing = KeyGroupRange(0, 16), KeyGroupRange(16, 16)
+    assert common_event_time([(everything, 5), (nothing, 4)], MAX_PARALLELISM) == 5
+    assert common_event_time([(everything, 5), (nothing, 6)], MAX_PARALLELISM) is None
 
 
 def test_downstream_is_told_no_more_than_the_slowest_had_come() -> None:

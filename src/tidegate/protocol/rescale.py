@@ -247,6 +247,18 @@ def key_group_floors(
     return floors
 
 
+def common_event_time(old: abc.Sequence[tuple[KeyGroupRange, int]], max_parallelism: int) -> int | None:
+    """How far event time had come for every key group; None if for some it had come further than for others.
+
+    `old` as for `key_group_floors`. A subtask without key groups must not have come further either: it may get some.
+    """
+    match key_group_floors(old, KeyGroupRange(0, max_parallelism)):
+        case [(_, reached)] if all(watermark <= reached for _, watermark in old):
+            return reached
+        case _:
+            return None
+
+
 def restored_watermark(old_watermarks: abc.Sequence[int]) -> int:
     """What a new subtask may claim towards downstream: it may have taken over rows of the slowest old one."""
     assert old_watermarks, "a checkpoint has at least one subtask of every vertex"
