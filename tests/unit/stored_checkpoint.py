@@ -25,7 +25,6 @@ from tidegate.plan.physical import Edge, HashPartitioning, JobPlan, OperatorSpec
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
 from tidegate.protocol.kinds import CheckpointKind
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import Manifest, encode_manifest
 from tidegate.storage.store import LocalFiles
@@ -34,7 +33,7 @@ from tidegate.testing.simulation.world import SimBackground
 from tidegate.worker.gate import CapturedElement, ReceivedCapture
 from tidegate.worker.output import HeldCapture, Sealed
 from tidegate.worker.snapshotting import SlotSnapshots
-from tidegate.worker.stored_task import stored_task
+from tidegate.worker.stored_task import StoredTask
 from tidegate.worker.task_reports import TaskSnapshot
 
 SENDER, RECEIVER = VertexId(0), VertexId(1)
@@ -132,13 +131,17 @@ def acknowledged(
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """`sections`: by the receiver's subtask, what its first operator keeps; `second`: the same of its second one."""
+    """`sections`: by the receiver's subtask, what its first operator keeps; `second`: the same of its second one.
+
+    `progress`: how far event time has come, of tasks that have any.
+    """
 
     plan: JobPlan
     sections: Mapping[int, Sequence[Section]] = field(default_factory=dict)
     second: Mapping[int, Sequence[Section]] = field(default_factory=dict)
     channels: Mapping[ChannelId, Captured] = field(default_factory=dict)
     checkpoint: CheckpointId = ONE
+    progress: Mapping[TaskId, StoredTask] = field(default_factory=dict)
 
     def write(self, store: LocalFiles, path: str = "manifest.json") -> Manifest:
         underway = Underway(self.checkpoint, 0.0, 1_000)
@@ -170,8 +173,6 @@ class StoredJob:
             sections=[(at, section) for at, own in enumerate(operators) for section in own.get(task.subtask, ())],
             source_state=None,
             state_bytes=40 + task.subtask,
-            progress=stored_task(
-                input_watermark_ms=MIN_WATERMARK_MS, output_watermark_ms=MIN_WATERMARK_MS, channels={}, floors=[]
-            ),
+            progress=self.progress.get(task, StoredTask()),
             prepared=None,
         )

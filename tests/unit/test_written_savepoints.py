@@ -1,7 +1,7 @@
 """A savepoint written from rows: what a restored operator finds, what is taken over, what is refused."""
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,13 @@ from tests.unit.test_checkpoint_tables import (
 )
 from tests.unit.test_list_and_map_state import initial
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
-from tidegate.coordinator.written_savepoints import WrittenSavepoint, new_savepoint, rewritten_savepoint
+from tidegate.coordinator.written_savepoints import (
+    WrittenRows,
+    WrittenSavepoint,
+    new_savepoint,
+    regrouped_savepoint,
+    rewritten_savepoint,
+)
 from tidegate.model.elements import Batch
 from tidegate.model.errors import IncompatibleCheckpoint, OptionError, StorageFailure
 from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, SlotIndex, TaskId, range_of
@@ -36,6 +42,7 @@ from tidegate.storage.store import LocalFiles
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.restoring import plain_name, restore_slot
 from tidegate.worker.state_backends import StateBackends, open_backends
+from tidegate.worker.written_state import StateEntry
 
 DETAILS = {"at": dt.date(1971, 1, 1), "tags": [("x", 7), ("y", None)]}
 SECOND = dt.timedelta(seconds=1)
@@ -64,9 +71,7 @@ def new(folder: Path, state: str = "count", *, parallelism: int = 2) -> WrittenS
 
 def write(target: WrittenSavepoint, *rows: tuple[Any, ...]) -> str:
     """As Spark's job does it, without Spark: rows are encoded, go to their slots, and are stored there."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(target.columns)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, target.columns, strict=True)]
-    entries = list(target.encoder().entries(pa.RecordBatch.from_arrays(arrays, schema=target.columns)))
+    entries = [] if target.rows is None else encoded(target, target.rows, rows)
     for slot in range(target.slots):
         entries += target.taken_over(slot)
     files = []
@@ -84,6 +89,12 @@ def write(target: WrittenSavepoint, *rows: tuple[Any, ...]) -> str:
         files.append(target.write_slot(slot, own, token=f"try{slot}"))
     target.finish(files)
     return target.path
+
+
+def encoded(target: WrittenSavepoint, state: WrittenRows, rows: Sequence[tuple[Any, ...]]) -> list[StateEntry]:
+    columns = list(zip(*rows, strict=True)) or [()] * len(state.columns)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, state.columns, strict=True)]
+    return list(target.encoder(state).entries(pa.RecordBatch.from_arrays(arrays, schema=state.columns)))
 
 
 class Looking:
@@ -397,19 +408,11 @@ def test_state_of_built_in_operators_is_not_written_from_rows(tmp_path: Path) ->
         new_savepoint(str(tmp_path), plan_of(spec, schema=INPUT), [], operator=None, state=None, now_ms=0)
 
 
-def test_another_max_parallelism_is_refused_where_rows_are_bound_to_key_groups(tmp_path: Path) -> None:
-    def regroup(path: str, max_parallelism: int = 64) -> None:
-        base = find_checkpoint(path)
-        rewritten_savepoint(
-            str(tmp_path / "x"), base, operator="v1.op0", state="count", max_parallelism=max_parallelism, now_ms=0
-        )
-
-    with pytest.raises(IncompatibleCheckpoint, match="holds rows in flight"):
-        regroup(in_flight_of(job_plan(), tmp_path / "captured"))
-    (tmp_path / "keys").mkdir()
-    both = plan_of(stateful(), DeduplicateSpec(1, None, None, INPUT), schema=INPUT)
-    StoredJob(both).write(LocalFiles(tmp_path / "keys"))
-    with pytest.raises(IncompatibleCheckpoint, match=r"v1.op1 \(Deduplicate\) keeps rows by key group"):
-        regroup(str(tmp_path / "keys"))
-    with pytest.raises(OptionError, match="between 1 and"):
-        regroup(str(tmp_path / "keys"), 0)
+def test_another_max_parallelism_is_refused_for_rows_in_flight_and_out_of_bounds(tmp_path: Path) -> None:
+    captured = find_checkpoint(in_flight_of(job_plan(), tmp_path / "captured"))
+    with pytest.raises(IncompatibleCheckpoint, match="holds rows in flight, .* base it on an aligned savepoint"):
+        regrouped_savepoint(str(tmp_path / "x"), captured, max_parallelism=64, now_ms=0)
+    for max_parallelism in (0, -1, 40_000):
+        with pytest.raises(OptionError, match=f"max_parallelism is {max_parallelism}: it must be between 1 and 32768"):
+            regrouped_savepoint(str(tmp_path / "x"), captured, max_parallelism=max_parallelism, now_ms=0)
+    assert not (tmp_path / "x").exists()

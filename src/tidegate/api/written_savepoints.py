@@ -4,17 +4,24 @@ from os import PathLike, fspath
 from time import time
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.api.places import missing_folders, remove_empty
 from tidegate.api.writer import DataStreamWriter
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
-from tidegate.coordinator.written_savepoints import WrittenSavepoint, new_savepoint, rewritten_savepoint
-from tidegate.model.errors import OptionError
+from tidegate.coordinator.written_savepoints import (
+    WrittenSavepoint,
+    new_savepoint,
+    regrouped_savepoint,
+    rewritten_savepoint,
+)
+from tidegate.model.errors import EnvironmentProblem, OptionError
 from tidegate.plan.lower import fingerprint
 from tidegate.spark.catalyst import require_classic
 from tidegate.spark.hadoop_conf import store_access
 from tidegate.spark.savepoint_job import write_savepoint
+from tidegate.spark.session import use_driver_interpreter
 from tidegate.storage.access import StoreAccess
 from tidegate.storage.store import local_path
 
@@ -27,7 +34,7 @@ class Savepoints:
 
     @staticmethod
     def from_dataframe(
-        df: DataFrame,
+        df: DataFrame | None = None,
         *,
         path: "_Path",
         state: str | None = None,
@@ -40,29 +47,70 @@ class Savepoints:
 
         `query`: for which query that has not run yet, as `tg.writeStream(...)` without `start`. Or `based_on`: the
         savepoint or checkpoint that it is a copy of, but for the rows of that state, and for its key groups if
-        `max_parallelism` says so. The columns are those of `spark.read.format("tidegate")` with table `state`.
+        `max_parallelism` says so. Without `df` all rows stay, and only the key groups are others.
+        The columns are those of `spark.read.format("tidegate")` with table `state`.
         An `initialState` of the operator whose state is written is not applied any more: the rows take its place.
         """
-        require_classic(df)
-        if df.isStreaming:
-            raise OptionError("A savepoint is written from a DataFrame with an end, not from a stream: use spark.read.")
+        spark = _active_session() if df is None else _session_of(df)
+        use_driver_interpreter(spark)
         folder = _absolute(path)
         absent = missing_folders([folder])
         try:
-            target = _target(
-                folder,
-                store_access(df.sparkSession, [folder] if based_on is None else [folder, _absolute(based_on)]),
-                state=state,
-                operator=operator,
-                query=query,
-                based_on=based_on,
-                max_parallelism=max_parallelism,
-            )
-            write_savepoint(df, target)
+            access = store_access(spark, [folder] if based_on is None else [folder, _absolute(based_on)])
+            if df is None:
+                _refuse_rows(state, operator, query)
+                target = _regrouped(folder, access, based_on=based_on, max_parallelism=max_parallelism)
+            else:
+                target = _target(
+                    folder,
+                    access,
+                    state=state,
+                    operator=operator,
+                    query=query,
+                    based_on=based_on,
+                    max_parallelism=max_parallelism,
+                )
+            write_savepoint(spark, df, target)
         except BaseException:
             remove_empty(absent)
             raise
         return folder
+
+
+def _session_of(df: DataFrame) -> SparkSession:
+    require_classic(df)
+    if df.isStreaming:
+        raise OptionError("A savepoint is written from a DataFrame with an end, not from a stream: use spark.read.")
+    return df.sparkSession
+
+
+def _active_session() -> SparkSession:
+    try:
+        spark = SparkSession.active()
+    except PySparkRuntimeError as error:
+        raise EnvironmentProblem(
+            "A savepoint is written by a Spark job, and there is no SparkSession: create one first."
+        ) from error
+    require_classic(spark.range(0))
+    return spark
+
+
+def _refuse_rows(state: str | None, operator: str | None, query: DataStreamWriter | None) -> None:
+    given = [name for name, value in (("state", state), ("operator", operator), ("query", query)) if value is not None]
+    if given:
+        raise OptionError(f"{given[0]} goes with the rows of a DataFrame, and there is none: give it, or leave it out.")
+
+
+def _regrouped(
+    path: str, access: StoreAccess, *, based_on: "_Path | None", max_parallelism: int | None
+) -> WrittenSavepoint:
+    if based_on is None or max_parallelism is None:
+        raise OptionError(
+            "Without a DataFrame a savepoint can only be given other key groups: name it with based_on=..., and their "
+            "number with max_parallelism=...."
+        )
+    base = find_checkpoint(_absolute(based_on), access=access)
+    return regrouped_savepoint(path, base, max_parallelism=max_parallelism, now_ms=_now_ms())
 
 
 def _target(
@@ -75,11 +123,10 @@ def _target(
     based_on: "_Path | None",
     max_parallelism: int | None,
 ) -> WrittenSavepoint:
-    now_ms = int(time() * 1000)
     if based_on is not None and query is None:
         base = find_checkpoint(_absolute(based_on), access=access)
         return rewritten_savepoint(
-            path, base, operator=operator, state=state, max_parallelism=max_parallelism, now_ms=now_ms
+            path, base, operator=operator, state=state, max_parallelism=max_parallelism, now_ms=_now_ms()
         )
     if query is None or based_on is not None:
         raise OptionError(
@@ -89,7 +136,11 @@ def _target(
     if max_parallelism is not None:
         raise OptionError("max_parallelism goes with based_on: set .option('maxParallelism', ...) on the query.")
     plan, _, _ = query._planned()
-    return new_savepoint(path, plan, fingerprint(plan), operator=operator, state=state, now_ms=now_ms, access=access)
+    return new_savepoint(path, plan, fingerprint(plan), operator=operator, state=state, now_ms=_now_ms(), access=access)
+
+
+def _now_ms() -> int:
+    return int(time() * 1000)
 
 
 def _absolute(path: "_Path") -> str:

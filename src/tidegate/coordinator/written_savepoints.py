@@ -1,7 +1,7 @@
-"""A savepoint that is written from rows: what it takes over, what is refused, its manifest.
+"""A savepoint that is written from rows, or from another one for other key groups: what it takes over, its manifest.
 
-The rows themselves are encoded and stored elsewhere, slot by slot; without the manifest, which comes last, their files
-mean nothing.
+What cannot be written is refused here, before anything is. State itself is encoded and stored elsewhere, slot by slot;
+without the manifest, which comes last, its files mean nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,22 +18,26 @@ from tidegate.coordinator.checkpoint_tables import (
     stored_plan_of,
 )
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError, StorageFailure
-from tidegate.model.ids import ChannelId, CheckpointId, Generation, SlotIndex, TaskId, VertexId
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, SlotIndex, TaskId, VertexId, range_of
 from tidegate.model.ids import Sequence as Number
 from tidegate.operators.described import describe_plan
 from tidegate.plan.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.plan.naming import names_in
 from tidegate.plan.parts import Place, read_parts
 from tidegate.plan.physical import JobPlan
-from tidegate.protocol.rescale import EdgeKind, connections
+from tidegate.protocol.rescale import EdgeKind, common_event_time, connections
+from tidegate.state.heap import is_keyed_section
 from tidegate.storage import layout
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import AlreadyThere, Store, open_store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState
-from tidegate.worker.restoring import StoredFiles
+from tidegate.worker.regrouped_rows import held_rows
+from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.stored_task import decode_task
 from tidegate.worker.written_state import (
+    KEYED_KINDS,
+    Regrouping,
     RowEncoder,
     SlotContent,
     StateEntry,
@@ -50,26 +54,38 @@ _WITH_INITIAL_STATE = " with initial state"
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """The state that holds the rows that are given. `number`: of its operator, among those of the plan."""
+
+    number: int
+    operator: StoredOperator
+    state: UserState
+
+    @property
+    def columns(self) -> pa.Schema:
+        """Those that the rows must have, in order."""
+        schema = state_schema(self.operator, self.state)
+        return pa.schema([field for field in schema if field.name not in PLACE_COLUMNS])
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """As entries name it."""
+        return self.number, stored_state_name(self.state)
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenSavepoint:
-    """A value that can be sent to whoever writes a part of it. `manifest` lacks its files."""
+    """A value that can be sent to whoever writes a part of it. `manifest` lacks its files.
+
+    `rows`: None if all state is that of `base`. `regrouping`: None if it keeps its key groups.
+    """
 
     path: str
     manifest: Manifest
     base: FoundCheckpoint | None
-    is_regrouped: bool
-    number: int
-    state: UserState
+    rows: WrittenRows | None
+    regrouping: Regrouping | None = None
     access: StoreAccess = FROM_ENVIRONMENT
-
-    @property
-    def operator(self) -> StoredOperator:
-        return self._plan.operators[self.number]
-
-    @property
-    def columns(self) -> pa.Schema:
-        """Those that its rows must have, in order."""
-        schema = state_schema(self.operator, self.state)
-        return pa.schema([field for field in schema if field.name not in PLACE_COLUMNS])
 
     @property
     def slots(self) -> int:
@@ -79,35 +95,35 @@ class WrittenSavepoint:
     def operators(self) -> int:
         return len(self._plan.operators)
 
-    def encoder(self) -> RowEncoder:
-        return RowEncoder(self.operator, self.number, self.state, self.manifest.max_parallelism)
+    def encoder(self, rows: WrittenRows) -> RowEncoder:
+        return RowEncoder(rows.operator, rows.number, rows.state, self.manifest.max_parallelism)
 
     def subtasks_of(self, operator: int) -> int:
         return self.manifest.vertex_parallelism[self._plan.operators[operator].vertex]
 
     def taken_over(self, slot: int) -> Iterable[StateEntry]:
         """What has to go to other slots, because it has other key groups."""
-        if self.base is None or not self.is_regrouped:
+        if self.base is None or self.regrouping is None:
             return ()
         return regrouped_entries(
             self.base.open_files(),
             self._plan,
             slot,
             max_parallelism=self.manifest.max_parallelism,
-            without=(self.number, stored_state_name(self.state)),
+            without=None if self.rows is None else self.rows.place,
         )
 
     def write_slot(self, slot: int, entries: Iterable[StateEntry], *, token: str) -> SlotFile:
-        own = (self.number, stored_state_name(self.state))
         content = SlotContent(
             plan=self._plan,
             vertex_parallelism=self.manifest.vertex_parallelism,
             max_parallelism=self.manifest.max_parallelism,
             base=None if self.base is None else self.base.open_files(),
-            replaced=None if self.is_regrouped else frozenset([own]),
+            replaced=None if self.rows is None else self.rows.place,
+            regrouping=self.regrouping,
             # As a whole, for user code may set any state from an initial row. Operators of which nothing was ever
             # written are still given theirs when the query starts.
-            already_begun=self.operator if self._has_initial_state() else None,
+            already_begun=None if self.rows is None else self._with_initial_state(self.rows.operator),
         )
         return write_slot(content, SlotIndex(slot), entries, open_store(self.path, self.access), token=token)
 
@@ -126,11 +142,12 @@ class WrittenSavepoint:
             if layout.is_written_state_file(path) and path not in kept:
                 store.delete(path)
 
-    def _has_initial_state(self) -> bool:
+    def _with_initial_state(self, operator: StoredOperator) -> StoredOperator | None:
+        """None if its query has none for it."""
         parts = read_parts(self.manifest.plan_fingerprint, self.manifest.operator_names)
-        place = Place(VertexId(self.operator.vertex), self.operator.position)
+        place = Place(VertexId(operator.vertex), operator.position)
         part = None if parts is None else parts.at(place)
-        return part is not None and part.shape.endswith(_WITH_INITIAL_STATE)
+        return operator if part is not None and part.shape.endswith(_WITH_INITIAL_STATE) else None
 
     @property
     def _plan(self) -> StoredPlan:
@@ -169,7 +186,9 @@ def new_savepoint(
         channels=channels,
         plan=describe_plan(plan),
     )
-    return _chosen(path, manifest, None, operator, state, access, is_regrouped=False)
+    rows = _chosen(manifest, operator, state)
+    _check_is_free(path, access)
+    return WrittenSavepoint(path, manifest, None, rows, access=access)
 
 
 def rewritten_savepoint(
@@ -181,16 +200,26 @@ def rewritten_savepoint(
     max_parallelism: int | None,
     now_ms: int,
 ) -> WrittenSavepoint:
-    """A copy of another checkpoint but for the rows of one state, and with other key groups if asked for.
+    """A copy of another checkpoint but for the rows of one state, and with other key groups if asked for."""
+    rows = _chosen(base.read_manifest(), operator, state)
+    return _copied(path, base, rows, max_parallelism=max_parallelism, now_ms=now_ms)
 
-    It is written with the settings that the other one is read with.
-    """
+
+def regrouped_savepoint(path: str, base: FoundCheckpoint, *, max_parallelism: int, now_ms: int) -> WrittenSavepoint:
+    """A copy of another checkpoint with other key groups."""
+    return _copied(path, base, None, max_parallelism=max_parallelism, now_ms=now_ms)
+
+
+def _copied(
+    path: str, base: FoundCheckpoint, rows: WrittenRows | None, *, max_parallelism: int | None, now_ms: int
+) -> WrittenSavepoint:
+    """It is written with the settings that the other one is read with."""
     old = base.read_manifest()
-    plan = stored_plan_of(old)
-    is_regrouped = max_parallelism is not None and max_parallelism != old.max_parallelism
-    if is_regrouped:
-        assert max_parallelism is not None
-        _check_regrouping(base.open_files(), plan, max_parallelism)
+    regrouping = None
+    if max_parallelism is None:
+        max_parallelism = old.max_parallelism
+    elif max_parallelism != old.max_parallelism:
+        regrouping = _regrouping(base.open_files(), stored_plan_of(old), max_parallelism)
     is_in_flight = any(stored.first < stored.n for stored in old.channels)
     manifest = msgspec.structs.replace(
         old,
@@ -198,26 +227,18 @@ def rewritten_savepoint(
         is_savepoint=True,
         triggered_at_ms=now_ms,
         duration_ms=0.0,
-        max_parallelism=old.max_parallelism if max_parallelism is None else max_parallelism,
+        max_parallelism=max_parallelism,
         slots=[],
         # What the query had prepared is its own to commit.
         committables=[],
         tasks={},
         statistics=None,
     )
-    return _chosen(path, manifest, base, operator, state, base.access, is_regrouped=is_regrouped)
+    _check_is_free(path, base.access)
+    return WrittenSavepoint(path, manifest, base, rows, regrouping, base.access)
 
 
-def _chosen(
-    path: str,
-    manifest: Manifest,
-    base: FoundCheckpoint | None,
-    operator: str | None,
-    state: str | None,
-    access: StoreAccess,
-    *,
-    is_regrouped: bool,
-) -> WrittenSavepoint:
+def _chosen(manifest: Manifest, operator: str | None, state: str | None) -> WrittenRows:
     plan = stored_plan_of(manifest)
     chosen = choose_operator(plan, operator)
     found = choose_state(chosen, state)
@@ -226,8 +247,7 @@ def _chosen(
             f"State {found.name!r} of operator {chosen.id} ({chosen.name}) cannot be written from rows: only value, "
             f"list and map states of transformWithState and tg.connect can."
         )
-    _check_is_free(path, access)
-    return WrittenSavepoint(path, manifest, base, is_regrouped, plan.operators.index(chosen), found, access)
+    return WrittenRows(plan.operators.index(chosen), chosen, found)
 
 
 def _check_is_free(path: str, access: StoreAccess) -> None:
@@ -245,16 +265,10 @@ def _there_already(path: str) -> OptionError:
     return OptionError(f"There is a savepoint in {path!r} already: name another path.")
 
 
-def _check_regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int) -> None:
-    """Raises if something of the checkpoint is bound to its key groups and cannot be given others here."""
+def _regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int) -> Regrouping:
+    """Raises if something of the checkpoint is bound to its key groups and cannot be given others."""
     if not 0 < max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise OptionError(f"max_parallelism is {max_parallelism}: it must be between 1 and {MAX_PARALLELISM_LIMIT}.")
-    for operator in plan.operators:
-        if any(not isinstance(state, UserState) for state in operator.states):
-            raise IncompatibleCheckpoint(
-                f"Operator {operator.id} ({operator.name}) keeps rows by key group, which cannot be given another "
-                f"max_parallelism: leave max_parallelism out, or start that query anew."
-            )
     hashed = {edge.id for edge in plan.edges if edge.kind == EdgeKind.HASH.value}
     manifest = files.manifest
     if any(stored.channel.edge in hashed and stored.first < stored.n for stored in manifest.channels):
@@ -262,12 +276,44 @@ def _check_regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int
             f"Checkpoint {manifest.checkpoint} holds rows in flight, which cannot be given another max_parallelism: "
             f"base it on an aligned savepoint, as query.savepoint() takes them."
         )
-    for vertex, parallelism in enumerate(manifest.vertex_parallelism):
-        for subtask in range(parallelism):
-            task = TaskId(VertexId(vertex), subtask)
-            for stored in files.sections(task, "task"):
-                if decode_task(stored.data, name=f"the checkpoint of {task}").floors:
-                    raise IncompatibleCheckpoint(
-                        f"Checkpoint {manifest.checkpoint} was taken while event time was catching up after a change "
-                        f"of parallelism: base it on a later one."
-                    )
+    _check_all_is_known(files, plan)
+    vertices = sorted({operator.vertex for operator in plan.operators})
+    return Regrouping({vertex: _event_time_ms(files, plan, VertexId(vertex)) for vertex in vertices})
+
+
+def _check_all_is_known(files: StoredFiles, plan: StoredPlan) -> None:
+    """What is kept by key groups must be something that is found again: all else would be left out."""
+    operators = {(operator.vertex, operator.position): operator for operator in plan.operators}
+    rows = {place: {held.section for held in held_rows(operator)} for place, operator in operators.items()}
+    for slot in files.manifest.slots:
+        for key in files.section_keys(slot.slot):
+            if key.kind not in KEYED_KINDS:
+                continue
+            place, name = (key.task.vertex, key.operator), plain_name(key)
+            is_known = place in operators and (key.kind == "files" or is_keyed_section(name) or name in rows[place])
+            if not is_known:
+                raise IncompatibleCheckpoint(
+                    f"Checkpoint {files.manifest.checkpoint} holds {name!r} of operator v{place[0]}.op{place[1]}, "
+                    f"which cannot be given another max_parallelism: leave max_parallelism out, or start that query "
+                    f"anew."
+                )
+
+
+def _event_time_ms(files: StoredFiles, plan: StoredPlan, vertex: VertexId) -> int:
+    """Of all its keys: one that had come further would share a key group with others, and bring it forward."""
+    parallelism, max_parallelism = files.parallelism_of(vertex), files.manifest.max_parallelism
+    reached = []
+    for subtask in range(parallelism):
+        task = TaskId(vertex, subtask)
+        (stored,) = files.sections(task, "task")
+        progress = decode_task(stored.data, name=f"the checkpoint of {task}")
+        own = range_of(subtask, parallelism=parallelism, max_parallelism=max_parallelism)
+        reached += [(own, progress.input_watermark_ms), *progress.floors]
+    common_ms = common_event_time(reached, max_parallelism)
+    if common_ms is None:
+        raise IncompatibleCheckpoint(
+            f"Checkpoint {files.manifest.checkpoint} was taken when event time had come further for some keys of "
+            f"{plan.vertices[vertex]} than for others, as it does for a moment after a change of parallelism or while "
+            f"sources are idle: base it on a later one."
+        )
+    return common_ms

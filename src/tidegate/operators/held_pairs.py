@@ -116,3 +116,9 @@ class HeldPairs:
         return pa.RecordBatch.from_arrays(
             [*rows.columns, fixed_array(pa.uint64(), hashes, None)], schema=self._format.schema
         )
+
+
+def hashes_of_pairs(stored: pa.RecordBatch) -> Hashes:
+    """Of the keys of pairs in a snapshot, whose last column is the key group."""
+    hashes: Hashes = fixed_values_of(stored.column(stored.num_columns - 2))
+    return hashes

@@ -33,7 +33,7 @@ class JoinSide:
         self.keeps_alone = keeps_alone
         self.store = RowStore()
         self.kept = RowFormat(section, "a join", kept_schema(spec))
-        self.arrived = RowFormat(section + _ARRIVED, "a join", _row_schema(spec))
+        self.arrived = RowFormat(arrived_section(section), "a join", _row_schema(spec))
         self.only_if = None if spec.only_if is None else compile_expression(spec.only_if)
 
     def hold_in_log(self, changes: Changes | None) -> None:
@@ -82,6 +82,11 @@ class JoinSide:
             return pa.RecordBatch.from_arrays(columns, schema=self.kept.schema), hashes
 
         return self.kept.sections(read, len(live), context)
+
+
+def arrived_section(kept_section: str) -> str:
+    """Where the rows of a side are whose partners are being looked for, by where those are that it keeps."""
+    return kept_section + _ARRIVED
 
 
 def kept_schema(spec: JoinInputSpec) -> pa.Schema:

@@ -10,6 +10,7 @@ from io import RawIOBase
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
@@ -91,7 +92,19 @@ def stream_of(rows: pa.RecordBatch) -> Sequence[memoryview]:
 def with_key_group(rows: pa.RecordBatch, key_count: int, max_parallelism: int) -> pa.RecordBatch:
     """The key group as the last column; the first `key_count` are the key."""
     key_groups = key_group_of(hash_rows(rows, key_count), max_parallelism)
-    return rows.append_column(_KEY_GROUP_COLUMN, fixed_array(pa.uint16(), key_groups.astype(np.uint16), None))
+    return rows.append_column(_KEY_GROUP_COLUMN, fixed_array(pa.uint16(), key_groups, None))
+
+
+def regrouped(stored: pa.RecordBatch, hashes: Hashes, max_parallelism: int, own: KeyGroupRange) -> pa.RecordBatch:
+    """Stored rows with the key groups of another max parallelism, those of these key groups."""
+    key_groups = fixed_array(pa.uint16(), key_group_of(hashes, max_parallelism), None)
+    columns = [*stored.columns[:-1], key_groups]
+    return _of_range(pa.RecordBatch.from_arrays(columns, schema=stored.schema), own)
+
+
+def stored_key_groups(stored: pa.RecordBatch) -> npt.NDArray[np.uint16]:
+    key_groups: npt.NDArray[np.uint16] = fixed_values_of(stored.column(stored.num_columns - 1))
+    return key_groups
 
 
 def read_rows(section: RestoredSection, *, noun: str) -> Iterator[pa.RecordBatch]:
@@ -127,6 +140,6 @@ def _described(schema: pa.Schema) -> str:
 
 
 def _of_range(stored: pa.RecordBatch, key_groups: KeyGroupRange) -> pa.RecordBatch:
-    found = fixed_values_of(stored.column(stored.num_columns - 1))
+    found = stored_key_groups(stored)
     own = (found >= key_groups.first) & (found < key_groups.last)
     return stored if own.all() else stored.take(slots_array(np.flatnonzero(own)))

@@ -1,4 +1,4 @@
-"""Writes a savepoint from a DataFrame, as a Spark job: rows are encoded, brought to their slots and stored there.
+"""Writes a savepoint as a Spark job: what has to change slots is encoded and brought there, each slot is stored.
 
 The manifest comes last, from the driver: a job that fails leaves files that mean nothing.
 """
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from tidegate.coordinator.written_savepoints import PLACE_COLUMNS, WrittenSavepoint
+from tidegate.coordinator.written_savepoints import PLACE_COLUMNS, WrittenRows, WrittenSavepoint
 from tidegate.model.errors import OptionError
 from tidegate.plan.key_groups import owner_of
 from tidegate.worker.reading import chunks
@@ -32,17 +32,18 @@ _ENTRY = pa.schema(
 _ENTRY_DDL = "slot int, operator int, name string, key_group int, key binary, value binary"
 
 
-def write_savepoint(df: DataFrame, target: WrittenSavepoint) -> None:
-    spark = df.sparkSession
-    rows = _fitting(df, target)
+def write_savepoint(spark: SparkSession, df: DataFrame | None, target: WrittenSavepoint) -> None:
+    """`df`: the rows that `target` names; None if it names none."""
     every_slot = spark.range(0, target.slots, 1, target.slots)
-    entries = rows.mapInArrow(_encoding(target), _ENTRY_DDL)
     # One row for each slot, so that those without state are written as well.
-    marks = every_slot.select(
+    together = every_slot.select(
         F.col("id").cast("int").alias("slot"), *[F.lit(None).cast(kind).alias(name) for name, kind in _others()]
     )
-    together = entries.union(marks)
-    if target.is_regrouped:
+    if df is not None:
+        assert target.rows is not None, "rows are of a state"
+        fitting = _fitting(df, target.rows)
+        together = together.union(fitting.mapInArrow(_encoding(target, target.rows), _ENTRY_DDL))
+    if target.regrouping is not None:
         together = together.union(every_slot.mapInArrow(_taking_over(target), _ENTRY_DDL))
     written = (
         together.repartition(target.slots, "slot")
@@ -56,11 +57,11 @@ def _others() -> list[tuple[str, str]]:
     return [(name, kind) for name, kind in (part.split() for part in _ENTRY_DDL.split(", ")) if name != "slot"]
 
 
-def _fitting(df: DataFrame, target: WrittenSavepoint) -> DataFrame:
-    expected = from_arrow_schema(target.columns)
+def _fitting(df: DataFrame, rows: WrittenRows) -> DataFrame:
+    expected = from_arrow_schema(rows.columns)
     given = {field.name: field.dataType for field in df.schema.fields}
     wanted = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in expected.fields)
-    of = f"State {target.state.name!r} of operator {target.operator.id} has the columns {wanted}"
+    of = f"State {rows.state.name!r} of operator {rows.operator.id} has the columns {wanted}"
     for field in expected.fields:
         if field.name not in given:
             raise OptionError(f"{of}: the DataFrame has no column {field.name!r}.")
@@ -74,9 +75,11 @@ def _fitting(df: DataFrame, target: WrittenSavepoint) -> DataFrame:
     return df.select(*[F.col("`" + name.replace("`", "``") + "`") for name in expected.names])
 
 
-def _encoding(target: WrittenSavepoint) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _encoding(
+    target: WrittenSavepoint, rows: WrittenRows
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        encoder = target.encoder()
+        encoder = target.encoder(rows)
         return _batches((entry for batch in batches for entry in encoder.entries(batch)), target)
 
     return encode

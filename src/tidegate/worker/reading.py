@@ -101,6 +101,18 @@ def entries_in_files(
         backends.close()
 
 
+def all_keyed_entries(
+    files: StoredFiles, operator: StoredOperator, subtask: int
+) -> Iterator[tuple[str, int, bytes, bytes]]:
+    """Name, key group, key and value of the entries of all keyed states, whichever backend stored them."""
+    task = TaskId(VertexId(operator.vertex), subtask)
+    for section in files.sections_of(task, "state", operator=operator.position):
+        name, entries = read_section(section, _key_groups(files, task))
+        for key_group, key, value in entries:
+            yield name, key_group, key, value
+    yield from entries_in_files(files, operator, subtask)
+
+
 def _backends_for(stored: Iterable[RestoredSection]) -> StateBackends:
     """That can read these."""
     return open_backends("rocksdb" if any(section.name == ROCKSDB_SECTION for section in stored) else "heap")
@@ -156,7 +168,7 @@ def _broadcast_state(
 
 def _rows(files: StoredFiles, operator: StoredOperator, state: StoredRows, subtask: int) -> Iterator[list[pa.Array]]:
     kinds = [field.type for field in decode_schema(state.columns)]
-    for stored in _stored_rows(files, operator, state, subtask):
+    for stored in stored_rows(files, operator, state, subtask):
         columns = [_fitted(column, kind) for column, kind in zip(stored.columns[:-1], kinds, strict=True)]
         yield [*columns, stored.columns[-1].cast(pa.int32()), _same(subtask, stored.num_rows)]
 
@@ -164,21 +176,37 @@ def _rows(files: StoredFiles, operator: StoredOperator, state: StoredRows, subta
 def _groups(
     files: StoredFiles, operator: StoredOperator, state: StoredGroups, subtask: int
 ) -> Iterator[list[pa.Array]]:
-    for stored in _stored_rows(files, operator, state, subtask):
+    for stored in stored_rows(files, operator, state, subtask):
         columns = group_columns(state, stored.select(range(stored.num_columns - 1)))
         yield [*columns, stored.columns[-1].cast(pa.int32()), _same(subtask, stored.num_rows)]
 
 
-def _stored_rows(
-    files: StoredFiles, operator: StoredOperator, state: StoredRows | StoredGroups, subtask: int
+def stored_rows(
+    files: StoredFiles,
+    operator: StoredOperator,
+    state: StoredRows | StoredGroups,
+    subtask: int,
+    *,
+    wanted: KeyGroupRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Their last column is the key group."""
+    """Their last column is the key group. `wanted`: of others not all need be there."""
+    yield from rows_in_sections(files, operator, state.section, subtask)
     task = TaskId(VertexId(operator.vertex), subtask)
-    for section in files.sections_of(task, "state", operator=operator.position, name=state.section):
-        yield from read_rows(section, noun=operator.name)
     on_disk = files.sections_of(task, "files", operator=operator.position)
     if on_disk:
-        yield from _rows_on_disk(files, task, operator, state, on_disk)
+        own = _key_groups(files, task)
+        if wanted is not None:
+            own = KeyGroupRange(max(own.first, wanted.first), min(own.last, wanted.last))
+        yield from _rows_on_disk(files, task, operator, state, on_disk, own)
+
+
+def rows_in_sections(
+    files: StoredFiles, operator: StoredOperator, section: str, subtask: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows that were stored whole; their last column is the key group."""
+    task = TaskId(VertexId(operator.vertex), subtask)
+    for stored in files.sections_of(task, "state", operator=operator.position, name=section):
+        yield from read_rows(stored, noun=operator.name)
 
 
 def _rows_on_disk(
@@ -187,13 +215,13 @@ def _rows_on_disk(
     operator: StoredOperator,
     state: StoredRows | StoredGroups,
     sections: list[RestoredSection],
+    key_groups: KeyGroupRange,
 ) -> Iterator[pa.RecordBatch]:
     if state.on_disk is None and state.in_log is None:
         raise IncompatibleCheckpoint(
             f"The checkpoint does not say how the rows of {operator.name} lie on disk, because it was taken by an "
             "earlier Tidegate: resume its query, and read a checkpoint that was taken since."
         )
-    key_groups = _key_groups(files, task)
     backends = _backends_for(sections)
     try:
         yield from _reader_of(backends, operator, state, key_groups, files.manifest.max_parallelism).read(

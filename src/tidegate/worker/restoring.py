@@ -200,8 +200,14 @@ class StoredFiles:
         )
         return [_restored(section) for section in stored]
 
-    def all_sections(self, slot: SlotIndex) -> list[StoredSection]:
-        return self._file_of(slot).sections()
+    def all_sections(
+        self, slot: SlotIndex, *, is_wanted: Callable[[SectionKey], bool] = lambda key: True
+    ) -> list[StoredSection]:
+        return self._file_of(slot).sections(is_wanted=is_wanted)
+
+    def section_keys(self, slot: SlotIndex) -> list[SectionKey]:
+        """What the slot stored, without reading it."""
+        return self._file_of(slot).keys()
 
     def copy_captured(self, slot: SlotIndex, to: Store) -> list[SharedFile]:
         """The shared files of rows in flight; they keep their paths and their order, by which elements name them."""

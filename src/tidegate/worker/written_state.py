@@ -4,37 +4,42 @@ Writes what a restore reads: entries are encoded as user code's states encode th
 What is taken over from another checkpoint is read and checked as a restore does it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from tidegate.model.errors import OptionError
-from tidegate.model.ids import SlotIndex, TaskId, VertexId, range_of
+from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, VertexId, range_of
 from tidegate.operators.initial_state import SECTION as INITIAL_SECTION
 from tidegate.operators.initial_state import applied_mark
 from tidegate.operators.processor_handle import DERIVED_STATES, TIMER_STATES, StateKind, stored_name
 from tidegate.operators.state_handles import encode_position
 from tidegate.operators.user_rows import RowsByKey
 from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.codec import encode_key, encode_value
-from tidegate.state.heap import HeapBackend, is_keyed_section, section_name
+from tidegate.state.heap import HeapBackend, section_name
 from tidegate.state.subkeys import entry_key, entry_parts
 from tidegate.state.timer_entries import decode_timer
 from tidegate.state.ttl import TTL_SUFFIX, with_expiry
 from tidegate.storage import layout
 from tidegate.storage.decoding import from_json
 from tidegate.storage.manifests import SharedFile, SlotFile
-from tidegate.storage.state_file import SectionKey, StateFileWriter, sum_of
+from tidegate.storage.state_file import SectionKey, SectionKind, StateFileWriter, sum_of
 from tidegate.storage.store import Store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema
-from tidegate.worker.reading import chunks, entries_in_files, key_columns, keyed_entries
+from tidegate.worker.reading import all_keyed_entries, chunks, entries_in_files, key_columns
+from tidegate.worker.regrouped_rows import regrouped_sections
 from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.snapshotting import KIND_OF, PART_MARK
-from tidegate.worker.stored_task import StoredTask, encode_task
+from tidegate.worker.stored_task import StoredTask, decode_task, encode_task
 
+# Of sections that go by key groups.
+KEYED_KINDS: Final[tuple[SectionKind, ...]] = ("state", "files")
 _KINDS = {"value": StateKind.VALUE, "list": StateKind.LIST, "map": StateKind.MAP}
 
 
@@ -147,26 +152,21 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def regrouped_entries(
-    files: StoredFiles, plan: StoredPlan, slot: int, *, max_parallelism: int, without: tuple[int, str]
+    files: StoredFiles, plan: StoredPlan, slot: int, *, max_parallelism: int, without: tuple[int, str] | None
 ) -> Iterator[StateEntry]:
-    """All keyed user state of a slot but one, by other key groups."""
+    """All keyed user state of a slot but one, by other key groups; what is derived from it is made anew."""
     for number, operator in enumerate(plan.operators):
-        if slot >= files.parallelism_of(VertexId(operator.vertex)):
+        if slot >= files.parallelism_of(VertexId(operator.vertex)) or not _has_entries(operator):
             continue
-        for name in _keyed_names(operator):
-            if (number, name) == without:
+        for name, stored in groupby(all_keyed_entries(files, operator, slot), key=lambda entry: entry[0]):
+            if (number, name) == without or name in DERIVED_STATES:
                 continue
-            for entries in chunks(keyed_entries(files, operator, name, slot)):
-                columns = key_columns([_owner(key, name) for _, key, _ in entries], operator)
+            for entries in chunks(stored):
+                columns = key_columns([_owner(key, name) for _, _, key, _ in entries], operator)
                 owners = pa.RecordBatch.from_arrays(columns, names=decode_schema(operator.keys).names)
                 key_groups = key_group_of(hash_rows(owners, len(columns)), max_parallelism).tolist()
-                for (_, key, value), key_group in zip(entries, key_groups, strict=True):
+                for (_, _, key, value), key_group in zip(entries, key_groups, strict=True):
                     yield StateEntry(number, name, key_group, key, value)
-
-
-def _keyed_names(operator: StoredOperator) -> list[str]:
-    states = [state for state in operator.states if isinstance(state, UserState) and state.shape != "broadcast"]
-    return [*map(stored_state_name, states), *(TIMER_STATES.values() if operator.has_timers else ())]
 
 
 def _owner(key: bytes, name: str) -> bytes:
@@ -181,10 +181,24 @@ def _owner(key: bytes, name: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Regrouping:
+    """A checkpoint gets other key groups. `event_time_ms`: how far it had come for all keys, by vertex with state."""
+
+    event_time_ms: Mapping[int, int]
+
+    def of_task(self, task: StoredTask, vertex: VertexId, own: KeyGroupRange) -> StoredTask:
+        """Its key groups stay ahead of it if their keys were."""
+        reached_ms = self.event_time_ms.get(vertex, MIN_WATERMARK_MS)
+        is_behind = own.first < own.last and task.input_watermark_ms < reached_ms
+        return msgspec.structs.replace(task, floors=[(own, reached_ms)] if is_behind else [])
+
+
+@dataclass(frozen=True, slots=True)
 class SlotContent:
     """What a slot's file is to hold. `base`: what it takes over; None for tasks that start anew.
 
-    `replaced`: the keyed states, by operator and stored name, of which only `entries` count; None for all of them.
+    `replaced`: the keyed state, by operator and stored name, of which only `entries` count. `regrouping`: if there is
+    one, they are all that counts of any keyed state of user code, and rows are those of the slot's new key groups.
     `already_begun`: an operator whose query has an initial state for it, which must not be applied over its entries.
     """
 
@@ -192,8 +206,12 @@ class SlotContent:
     vertex_parallelism: Sequence[int]
     max_parallelism: int
     base: StoredFiles | None
-    replaced: frozenset[tuple[int, str]] | None
+    replaced: tuple[int, str] | None
+    regrouping: Regrouping | None = None
     already_begun: StoredOperator | None = None
+
+    def key_groups_of(self, vertex: int, slot: SlotIndex) -> KeyGroupRange:
+        return range_of(slot, parallelism=self.vertex_parallelism[vertex], max_parallelism=self.max_parallelism)
 
 
 def write_slot(
@@ -211,7 +229,10 @@ def write_slot(
     else:
         # Captured files come first: elements name them by their place.
         shared = content.base.copy_captured(slot, store)
-        shared += _copy_sections(content, content.base, slot, writer, store)
+        if content.regrouping is None:
+            shared += _copy_sections(content, content.base, slot, writer, store)
+        else:
+            _add_regrouped(content, content.base, content.regrouping, slot, writer)
     begun = content.already_begun
     if begun is not None and slot < content.vertex_parallelism[begun.vertex]:
         _add_mark(begun, slot, writer)
@@ -220,9 +241,7 @@ def write_slot(
         operator = content.plan.operators[entry.operator]
         backend = backends.get(entry.operator)
         if backend is None:
-            parallelism = content.vertex_parallelism[operator.vertex]
-            own = range_of(slot, parallelism=parallelism, max_parallelism=content.max_parallelism)
-            backend = backends[entry.operator] = HeapBackend(own)
+            backend = backends[entry.operator] = HeapBackend(content.key_groups_of(operator.vertex, slot))
         state = backend.keyed(entry.name)
         if state.get(entry.key_group, entry.key) is not None:
             raise OptionError(
@@ -233,11 +252,7 @@ def write_slot(
     for number, backend in backends.items():
         operator = content.plan.operators[number]
         for part, section in enumerate(backend.snapshot()):
-            name = f"{section.name}{PART_MARK}written-{part}"
-            key = SectionKey(
-                TaskId(VertexId(operator.vertex), slot), operator.position, "state", name, section.key_groups
-            )
-            writer.add(key, *section.pieces())
+            writer.add(_written_key(operator, slot, section.name, part, section.key_groups), *section.pieces())
     pieces = writer.finish()
     file = sum_of(pieces)
     path = layout.written_state_file(slot, token)
@@ -258,17 +273,43 @@ def _copy_sections(
             if number is not None and _has_entries(content.plan.operators[number]):
                 continue  # they are written as those of the heap
             files += base.copy_files(stored, store)
-        if key.kind == "state" and is_keyed_section(plain_name(key)):
-            number = numbers.get((key.task.vertex, key.operator))
-            replaced = content.replaced
-            if replaced is None or any(
-                number == which and plain_name(key) == section_name(name) for which, name in replaced
-            ):
+        if key.kind == "state" and content.replaced is not None:
+            number, name = content.replaced
+            if numbers.get((key.task.vertex, key.operator)) == number and plain_name(key) == section_name(name):
                 continue
         if plain_name(key) == INITIAL_SECTION and _is_of(key, content.already_begun):
             continue  # the mark is written anew
         writer.add(key, stored.data)
     return files
+
+
+def _add_regrouped(
+    content: SlotContent, base: StoredFiles, regrouping: Regrouping, slot: SlotIndex, writer: StateFileWriter
+) -> None:
+    """What is not keyed is taken over as it is; rows as they are now those of the slot."""
+    for stored in base.all_sections(slot, is_wanted=lambda key: key.kind not in KEYED_KINDS):
+        key = stored.key
+        if plain_name(key) == INITIAL_SECTION and _is_of(key, content.already_begun):
+            continue  # the mark is written anew
+        if key.kind == "task":
+            task = decode_task(stored.data, name=f"the checkpoint of {key.task}")
+            own = content.key_groups_of(key.task.vertex, slot)
+            writer.add(key, encode_task(regrouping.of_task(task, key.task.vertex, own)))
+        else:
+            writer.add(key, stored.data)
+    for operator in content.plan.operators:
+        if slot < content.vertex_parallelism[operator.vertex]:
+            own = content.key_groups_of(operator.vertex, slot)
+            sections = regrouped_sections(base, operator, own, max_parallelism=content.max_parallelism)
+            for part, (name, pieces) in enumerate(sections):
+                writer.add(_written_key(operator, slot, name, part, own), *pieces)
+
+
+def _written_key(
+    operator: StoredOperator, slot: SlotIndex, name: str, part: int, key_groups: KeyGroupRange | None
+) -> SectionKey:
+    task = TaskId(VertexId(operator.vertex), slot)
+    return SectionKey(task, operator.position, "state", f"{name}{PART_MARK}written-{part}", key_groups)
 
 
 def _add_mark(begun: StoredOperator, slot: SlotIndex, writer: StateFileWriter) -> None:
@@ -289,12 +330,12 @@ def _has_entries(operator: StoredOperator) -> bool:
 
 def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateEntry]) -> Iterator[StateEntry]:
     yield from entries
-    if content.base is None or content.replaced is None:
+    if content.base is None or content.regrouping is not None:
         return
     for number, operator in enumerate(content.plan.operators):
         if _has_entries(operator) and slot < content.base.parallelism_of(VertexId(operator.vertex)):
             for name, key_group, key, value in entries_in_files(content.base, operator, slot):
-                if (number, name) not in content.replaced and name not in DERIVED_STATES:
+                if (number, name) != content.replaced and name not in DERIVED_STATES:
                     yield StateEntry(number, name, key_group, key, value)
 
 

@@ -1,0 +1,436 @@
+"""A savepoint for another number of key groups: every kind of state is there again, wherever it was, and goes on."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from tests.in_memory import folder_in_memory
+from tests.unit import test_windows_of_groups
+from tests.unit.stored_checkpoint import RECEIVER, StoredJob, plan_of
+from tests.unit.test_checkpoint_tables import INPUT, rows_of, stateful
+from tests.unit.test_groups_on_disk import spec_of
+from tests.unit.test_rows_from_disk import KEYS, a_batch, a_value
+from tests.unit.test_stream_join import SCHEMA, join, side
+from tests.unit.test_written_savepoints import job_plan, write
+from tests.unit.tiny_steps import take_tiny_steps
+from tidegate.coordinator.checkpoint_tables import find_checkpoint
+from tidegate.coordinator.written_savepoints import regrouped_savepoint
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
+from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, range_of
+from tidegate.operators import aggregate, deduplicate, session_aggregate, stream_join
+from tidegate.operators.build import build_operator
+from tidegate.operators.contract import TaskContext
+from tidegate.operators.stream_join import StreamJoinOperator
+from tidegate.plan.expressions import Column
+from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.plan.nodes import EventTimeKey, ForgetAfterDelay, ForgetByKey, JoinType, OutputMode
+from tidegate.plan.physical import AggregateSpec, DeduplicateSpec, JobPlan, StreamJoinSpec
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS
+from tidegate.state.contract import Section
+from tidegate.storage.manifests import encode_manifest
+from tidegate.storage.store import LocalFiles
+from tidegate.storage.stored_plan import StoredGroups
+from tidegate.testing.manual_clock import ManualClock
+from tidegate.worker import regrouped_rows
+from tidegate.worker.restoring import RestoredTask, restore_slot
+from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBackends
+from tidegate.worker.stored_task import StoredTask
+
+Spec = AggregateSpec | DeduplicateSpec | StreamJoinSpec
+SPECS: dict[str, Spec] = {
+    "groups": spec_of(mode=OutputMode.UPDATE),
+    "one group": replace(
+        spec_of(mode=OutputMode.COMPLETE),
+        key_count=0,
+        results=(Column(0, "rows", pa.int64()),),
+        schema=pa.schema([("rows", pa.int64())]),
+    ),
+    "windows": spec_of(mode=OutputMode.APPEND, with_window=True),
+    "groups that stay in memory": spec_of(mode=OutputMode.COMPLETE),
+    "groups with lists": spec_of(mode=OutputMode.UPDATE, lists=True),
+    "sessions": test_windows_of_groups.spec_of(OutputMode.APPEND, EventTimeKey.SESSION),
+    "keys for ever": DeduplicateSpec(1, None, None, KEYS),
+    "keys by time": DeduplicateSpec(2, 1, ForgetByKey(1), KEYS),
+    "keys for ten seconds": DeduplicateSpec(1, 1, ForgetAfterDelay(10_000), KEYS),
+    "inner join": join(JoinType.INNER, left=side(ahead_s=-5), right=side(ahead_s=-5)),
+    "full outer join": join(JoinType.FULL_OUTER, left=side(ahead_s=-5), right=side(ahead_s=-5)),
+    "left semi join": join(JoinType.LEFT_SEMI, left=side(ahead_s=-5), right=side(ahead_s=-5)),
+}
+# Where rows were when the savepoint was taken.
+WRITTEN_BY = ("heap", "heap with a log", "rocksdb")
+# Max parallelism, slots, and the backend of the query that goes on.
+GOES_ON = ((7, 1, "rocksdb"), (7, 3, "heap"), (300, 2, "rocksdb"), (300, 5, "heap"))
+WATERMARK_MS = 8_000
+
+
+@pytest.fixture(autouse=True)
+def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_tiny_steps(monkeypatch)
+    monkeypatch.setattr(aggregate, "_FEW_GROUPS", 2)
+    monkeypatch.setattr(deduplicate, "_FEW_KEYS", 2)
+    monkeypatch.setattr(session_aggregate, "_FEW_SESSIONS", 2)
+    monkeypatch.setattr(regrouped_rows, "SECTION_ROWS", 10)
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, StateBackends]]:
+    """Those with RocksDB have room for few rows."""
+    with folder_in_memory() as folder:
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", str(folder))
+        opened: dict[str, StateBackends] = {
+            "heap": HeapBackends(folder),
+            "heap with a log": HeapBackends(folder, rows_whole_up_to_bytes=0),
+            "rocksdb": RocksBackends(folder, memory_bytes=8 << 20, rows_memory_bytes=4_000),
+        }
+        yield opened
+        for each in opened.values():
+            each.close()
+
+
+@dataclass
+class Job:
+    """An operator in some subtasks, which are given the rows of their key groups."""
+
+    spec: Spec
+    backends: StateBackends
+    parallelism: int = 2
+    max_parallelism: int = 128
+    restored: Sequence[RestoredTask] = ()
+    out: list[pa.RecordBatch] = field(default_factory=list)
+    watermark_ms: int = MIN_WATERMARK_MS
+
+    def __post_init__(self) -> None:
+        self.operators = [self._opened(subtask) for subtask in range(self.parallelism)]
+
+    def own(self, subtask: int) -> KeyGroupRange:
+        return range_of(subtask, parallelism=self.parallelism, max_parallelism=self.max_parallelism)
+
+    def _opened(self, subtask: int) -> Any:
+        own, none = self.own(subtask), None
+        task = self.restored[subtask] if self.restored else RestoredTask()
+        operator = build_operator(self.spec)
+        context: Any = TaskContext(
+            TaskId(RECEIVER, subtask),
+            self.parallelism,
+            self.max_parallelism,
+            own,
+            ManualClock(),
+            none,  # type: ignore[arg-type]
+            none,  # type: ignore[arg-type]
+            floors=task.floors,
+            open_rows=lambda: self.backends.open_rows(own),
+            open_runs=lambda: self.backends.open_runs(own),
+        )
+        operator.open(context, task.sections.get(0, []))
+        if task.progress.input_watermark_ms > MIN_WATERMARK_MS:
+            operator.on_watermark(task.progress.input_watermark_ms)
+        return operator
+
+    def process(self, rows: pa.RecordBatch, *, right: bool = False) -> None:
+        groups = key_group_of(hash_rows(rows, sent_by(self.spec)), self.max_parallelism).tolist()
+        for subtask, operator in enumerate(self.operators):
+            own = self.own(subtask)
+            mine = rows.filter(pa.array([group in own for group in groups]))
+            (operator.process_right if right else operator.process)(mine, self.out.append)
+
+    def give_all(self) -> None:
+        for operator in self.operators:
+            while isinstance(operator, StreamJoinOperator) and operator.give(7, self.out.append):
+                pass
+
+    def advance(self, at_ms: int) -> None:
+        self.watermark_ms = at_ms
+        for operator in self.operators:
+            operator.on_watermark(at_ms)
+            while operator.fire(1, self.out.append):
+                pass
+
+    def snapshot(self) -> dict[int, list[Section]]:
+        return {at: operator.snapshot() for at, operator in enumerate(self.operators)}
+
+    def store(self, folder: Path) -> str:
+        folder.mkdir()
+        progress = {
+            TaskId(RECEIVER, at): StoredTask(input_watermark_ms=self.watermark_ms) for at in range(self.parallelism)
+        }
+        plan = a_plan(self.spec, self.parallelism, self.max_parallelism)
+        StoredJob(plan, self.snapshot(), progress=progress).write(LocalFiles(folder))
+        return str(folder)
+
+
+def sent_by(spec: Spec) -> int:
+    """How many of the first columns rows are sent by."""
+    match spec:
+        case StreamJoinSpec():
+            return spec.left.key_count
+        case AggregateSpec(event_time=event_time) if event_time and event_time.key is EventTimeKey.SESSION:
+            return spec.key_count - 1
+        case _:
+            return spec.key_count
+
+
+def written_away(spec: Spec) -> set[str]:
+    """The files of rows that left memory; those of joins lie in none that a checkpoint refers to."""
+    stays = isinstance(spec, StreamJoinSpec) or spec.key_count == 0
+    return set() if stays or (isinstance(spec, AggregateSpec) and spec.mode is OutputMode.COMPLETE) else {".sst"}
+
+
+def a_plan(spec: Spec, parallelism: int, max_parallelism: int) -> JobPlan:
+    plan = plan_of(spec, schema=INPUT, parallelism=parallelism)
+    return replace(plan, max_parallelism=max_parallelism)
+
+
+def some_rows(spec: Spec, chosen: random.Random, *, first_second: int = 0) -> pa.RecordBatch:
+    if not isinstance(spec, StreamJoinSpec):
+        return a_batch(spec, chosen, first_second=first_second)
+    rows = [[a_value(column, chosen, first_second) for column in SCHEMA] for _ in range(12)]
+    columns = [pa.array(values, column.type) for values, column in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def feed(job: Job, seed: str, *, times: int, first_second: int) -> None:
+    chosen = random.Random(seed)
+    for at in range(times):
+        rows = some_rows(job.spec, chosen, first_second=first_second)
+        job.process(rows, right=isinstance(job.spec, StreamJoinSpec) and at % 2 == 1)
+        job.give_all()
+
+
+def table(path: str, spec: Spec) -> Counter[str]:
+    """All rows that it keeps, whoever has them."""
+    names = ["left", "right"] if isinstance(spec, StreamJoinSpec) else [None]
+    found: Counter[str] = Counter()
+    for name in names:
+        options = {"path": path, "table": "state"} | ({} if name is None else {"state": name})
+        for row in rows_of(**options):
+            found[
+                repr([name, *(plain(value) for key, value in row.items() if key not in ("key_group", "subtask"))])
+            ] += 1
+    return found
+
+
+def plain(value: Any) -> Any:
+    return sorted(value, key=repr) if isinstance(value, list) else value
+
+
+def shown(job: Job) -> Counter[str]:
+    """What came out."""
+    return Counter(
+        repr([plain(value) for value in row.values()]) for batch in job.out for row in named(batch).to_pylist()
+    )
+
+
+def named(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Both sides of a join have columns of the same names."""
+    return pa.RecordBatch.from_arrays(batch.columns, names=[str(at) for at in range(batch.num_columns)])
+
+
+def regroup(path: str, folder: Path, max_parallelism: int) -> str:
+    return write(regrouped_savepoint(str(folder), find_checkpoint(path), max_parallelism=max_parallelism, now_ms=5))
+
+
+def restored_job(path: str, spec: Spec, max_parallelism: int, parallelism: int, backends: StateBackends) -> Job:
+    plan = a_plan(spec, parallelism, max_parallelism)
+    restored = [
+        restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(at)).tasks[TaskId(RECEIVER, at)]
+        for at in range(parallelism)
+    ]
+    return Job(spec, backends, parallelism, max_parallelism, restored)
+
+
+def go_on(job: Job) -> None:
+    """With rows that are late, rows of keys that were there, and enough time for some to end."""
+    job.give_all()
+    feed(job, "more", times=4, first_second=0)
+    job.advance(20_000)
+    feed(job, "much more", times=4, first_second=20)
+    job.advance(40_000)
+    for operator in job.operators:
+        operator.before_barrier(job.out.append)
+
+
+@pytest.mark.parametrize("written_by", WRITTEN_BY)
+@pytest.mark.parametrize("name", SPECS)
+def test_all_rows_are_there_with_other_key_groups_and_go_on_as_if_nothing_had_been(
+    name: str, written_by: str, tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    spec = SPECS[name]
+    job = Job(spec, backends[written_by])
+    feed(job, name, times=6, first_second=0)
+    job.snapshot()
+    feed(job, f"{name} again", times=4, first_second=4)
+    job.advance(WATERMARK_MS)
+    path = job.store(tmp_path / "before")
+    before = table(path, spec)
+    assert sum(before.values()) >= (1 if name == "one group" else 20)
+    kinds = {file.suffix for file in (tmp_path / "before").glob("shared/*")}
+    assert kinds == {"heap": set(), "heap with a log": {".rows"}, "rocksdb": {".rows"} | written_away(spec)}[written_by]
+    regrouped = {number: regroup(path, tmp_path / f"for-{number}", number) for number in (7, 300)}
+    job.out.clear()
+    go_on(job)
+    expected = table(job.store(tmp_path / "undisturbed"), spec)
+    assert expected and expected != before and job.out
+    for at, (max_parallelism, parallelism, goes_on_with) in enumerate(GOES_ON):
+        path = regrouped[max_parallelism]
+        assert table(path, spec) == before
+        on = restored_job(path, spec, max_parallelism, parallelism, backends[goes_on_with])
+        assert table(on.store(tmp_path / f"restored-{at}"), spec) == before
+        go_on(on)
+        assert table(on.store(tmp_path / f"after-{at}"), spec) == expected
+        if not isinstance(spec, AggregateSpec) or spec.mode is not OutputMode.UPDATE:
+            # Groups that change are shown more often the less room there is.
+            assert shown(on) == shown(job)
+
+
+def without_keys_in_output(spec: Spec) -> StreamJoinSpec:
+    assert isinstance(spec, StreamJoinSpec)
+    left, right = (replace(each, columns=(2,)) for each in (spec.left, spec.right))
+    return replace(spec, left=left, right=right, schema=pa.schema([SCHEMA.field(2)] * 2))
+
+
+@pytest.mark.parametrize(("kind", "section"), [("inner join", "join-pairs"), ("full outer join", "join-left-arrived")])
+def test_what_a_join_holds_midway_goes_to_the_new_owners_of_its_keys(
+    kind: str, section: str, tmp_path: Path, backends: dict[str, StateBackends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_join, "MOST_PAIRS_AT_ONCE", 2)
+    spec = without_keys_in_output(SPECS[kind])
+    job = Job(spec, backends["heap"])
+    keys = [letter for letter in "abcdefghijkl" for _ in range(3)]
+    rows = pa.record_batch(
+        [pa.array(keys), pa.array([9_000_000] * len(keys)).cast(SCHEMA.field(1).type), pa.array(range(len(keys)))],
+        schema=SCHEMA,
+    )
+    job.process(rows, right=True)
+    job.process(rows)
+    assert {section} <= {each.name for sections in job.snapshot().values() for each in sections}
+    path = job.store(tmp_path / "before")
+    job.out.clear()
+    go_on(job)
+    for max_parallelism, parallelism in ((7, 3), (300, 2)):
+        moved = regroup(path, tmp_path / f"for-{max_parallelism}", max_parallelism)
+        on = restored_job(moved, spec, max_parallelism, parallelism, backends["heap"])
+        go_on(on)
+        assert shown(on) == shown(job)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 8])
+def test_event_time_is_where_it_was_for_every_key(
+    parallelism: int, tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    """Also if some tasks had not come there themselves yet, after a change of parallelism."""
+    spec = SPECS["windows"]
+    job = Job(spec, backends["heap"], parallelism=2)
+    feed(job, "some", times=4, first_second=0)
+    own = [job.own(at) for at in range(2)]
+    progress = [StoredTask(input_watermark_ms=9_000), StoredTask(input_watermark_ms=100, floors=[(own[1], 9_000)])]
+    (tmp_path / "before").mkdir()
+    stored = StoredJob(
+        a_plan(spec, 2, 128), job.snapshot(), progress={TaskId(RECEIVER, at): each for at, each in enumerate(progress)}
+    )
+    stored.write(LocalFiles(tmp_path / "before"))
+    path = regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+    plan = a_plan(spec, parallelism, 7)
+    for at in range(parallelism):
+        task = restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(at)).tasks[TaskId(RECEIVER, at)]
+        mine = range(*range_of(at, parallelism=parallelism, max_parallelism=7))
+        assert {task.floors.of(group, task.progress.input_watermark_ms) for group in mine} <= {9_000}
+
+
+def test_event_time_that_differs_between_keys_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    progress = {TaskId(RECEIVER, at): StoredTask(input_watermark_ms=9_000 + at) for at in range(2)}
+    plan = a_plan(SPECS["windows"], 2, 128)
+    StoredJob(plan, progress=progress).write(LocalFiles(tmp_path / "before"))
+    with pytest.raises(
+        IncompatibleCheckpoint, match="further for some keys of receiver than .* base it on a later one"
+    ):
+        regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+    assert not (tmp_path / "after").exists()
+
+
+def test_state_of_functions_is_taken_over_although_the_query_declares_it_no_more(
+    tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    own = KeyGroupRange(0, 128)
+    backend = backends["heap"].open(own)
+    key = msgspec.msgpack.encode(["a"])
+    group = int(key_group_of(hash_rows(pa.record_batch([pa.array(["a"])], names=["k"]), 1), 128)[0])
+    backend.keyed("of old").put(group, key, b"kept")
+    (tmp_path / "before").mkdir()
+    plan = job_plan(1)
+    StoredJob(plan, {0: backend.snapshot()}).write(LocalFiles(tmp_path / "before"))
+    path = regroup(str(tmp_path / "before"), tmp_path / "after", 300)
+    plan = replace(plan, max_parallelism=300)
+    restored = restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(0)).tasks[TaskId(RECEIVER, 0)]
+    found = backends["heap"].open(KeyGroupRange(0, 300))
+    found.restore(restored.sections[0])
+    (expected,) = key_group_of(hash_rows(pa.record_batch([pa.array(["a"])], names=["k"]), 1), 300).tolist()
+    assert found.keyed("of old").get(expected, key) == b"kept"
+
+
+def test_the_same_number_of_key_groups_gives_a_copy(tmp_path: Path, backends: dict[str, StateBackends]) -> None:
+    spec = SPECS["groups"]
+    job = Job(spec, backends["rocksdb"])
+    feed(job, "some", times=6, first_second=0)
+    path = job.store(tmp_path / "before")
+    assert table(regroup(path, tmp_path / "after", 128), spec) == table(path, spec) != Counter()
+
+
+# -- what is refused
+
+
+def test_a_checkpoint_that_does_not_say_what_the_keys_of_rows_are_is_refused(
+    tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    job = Job(SPECS["groups"], backends["heap"])
+    feed(job, "some", times=1, first_second=0)
+    base = find_checkpoint(job.store(tmp_path / "before"))
+    manifest = base.read_manifest()
+    assert manifest.plan is not None
+    (operator,) = manifest.plan.operators
+    (groups,) = operator.states
+    assert isinstance(groups, StoredGroups)
+    unsaid = msgspec.structs.replace(operator, states=[msgspec.structs.replace(groups, on_disk=None)])
+    plan = msgspec.structs.replace(manifest.plan, operators=[unsaid])
+    LocalFiles(tmp_path / "before").put("manifest.json", encode_manifest(msgspec.structs.replace(manifest, plan=plan)))
+    with pytest.raises(
+        IncompatibleCheckpoint, match="does not say which columns are the key of Aggregate.*: resume its"
+    ):
+        regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+
+
+def test_rows_that_are_not_in_the_key_groups_of_their_keys_are_damaged(
+    tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    job = Job(SPECS["groups"], backends["heap"], parallelism=1)
+    feed(job, "some", times=1, first_second=0)
+    base = find_checkpoint(job.store(tmp_path / "before"))
+    wrong = msgspec.structs.replace(base.read_manifest(), max_parallelism=100)
+    LocalFiles(tmp_path / "before").put("manifest.json", encode_manifest(wrong))
+    with pytest.raises(Damaged, match="has rows in other key groups than those of their keys: base the savepoint on"):
+        regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+
+
+def test_what_nobody_knows_how_to_find_again_is_refused_and_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    unknown = Section("of later", KeyGroupRange(0, 128), lambda: b"")
+    StoredJob(job_plan(1), {0: [unknown]}).write(LocalFiles(tmp_path / "before"))
+    with pytest.raises(
+        IncompatibleCheckpoint, match="holds 'of later' of operator v1.op0, which cannot be given another"
+    ):
+        regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+
+
+def test_a_folder_with_a_savepoint_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    StoredJob(plan_of(stateful(), schema=INPUT)).write(LocalFiles(tmp_path / "before"))
+    regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+    with pytest.raises(OptionError, match="There is a savepoint in .* already"):
+        regroup(str(tmp_path / "before"), tmp_path / "after", 7)
