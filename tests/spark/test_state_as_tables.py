@@ -4,6 +4,7 @@ import datetime as dt
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -231,6 +232,58 @@ def test_rows_on_disk_are_the_same_dataframes_and_stay_in_an_edited_savepoint(
     after = table(spark, tmp_path / "on", "state", operator="TransformWithState", state="total").select("k", "total")
     assert sorted(after.collect()) == [("0", 0), ("1", 7_000), ("2", 0)]
     assert table(spark, tmp_path / "on", "state", operator="values seen").count() == 6_001
+
+
+def test_a_savepoint_with_another_max_parallelism_goes_on_to_the_same_result(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Deduplication and windows whose rows were on disk, for fewer key groups, more slots and state in memory."""
+
+    def add(first: int, last: int) -> None:
+        ids = spark.range(first, last, 1, 1).select(
+            (F.col("id") % 50).cast("string").alias("k"), F.timestamp_seconds("id").alias("ts"), F.col("id").alias("v")
+        )
+        ids.write.mode("append").parquet(str(tmp_path / "in"))
+
+    def writer(name: str) -> tg.DataStreamWriter:
+        to = tg.writeStream(totals).format("parquet").option("path", str(tmp_path / f"out-{name}"))
+        return to.option("checkpointLocation", str(tmp_path / f"chk-{name}"))
+
+    def rows(name: str) -> list[tuple[Any, ...]]:
+        found = spark.read.parquet(str(tmp_path / f"out-{name}")).collect()
+        return sorted((row.window, row.k, row.total, sorted(row.seen)) for row in found)
+
+    add(1, 3_001)
+    once = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in")).withWatermark("ts", "20 minutes")
+    seen = F.collect_set("v").alias("seen")
+    totals = (
+        once.dropDuplicates(["k", "v", "ts"])
+        .groupBy(F.window("ts", "10 minutes"), "k")
+        .agg(F.sum("v").alias("total"), seen)
+    )
+    on_disk = {"state.backend": "rocksdb", "state.rocksdb.rowMemory": "16KiB", "parallelism": "2"}
+    query = writer("before").options(**on_disk).trigger(processingTime="500 milliseconds").start()
+    deadline_s = time.monotonic() + 60
+    # Event time goes on once the slot without a file is idle.
+    while not list((tmp_path / "out-before").glob("*.parquet")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    stopped = query.stop(savepoint=str(tmp_path / "stopped"))
+    with pytest.raises(tg.UserError, match="Without a DataFrame a savepoint can only be given other key groups"):
+        tg.savepoints.from_dataframe(path=tmp_path / "refused", based_on=stopped)
+    with pytest.raises(tg.UserError, match="state goes with the rows of a DataFrame, and there is none"):
+        tg.savepoints.from_dataframe(path=tmp_path / "refused", state="keys", based_on=stopped, max_parallelism=7)
+    assert not (tmp_path / "refused").exists()
+    path = tg.savepoints.from_dataframe(path=tmp_path / "regrouped", based_on=stopped, max_parallelism=7)
+    keys, same_keys = (table(spark, Path(each), "state", operator="Deduplicate") for each in (stopped, path))
+    assert same_keys.where("key_group < 7").count() == keys.count() >= 1_000
+    # A quarter of what comes was there already.
+    add(2_001, 6_001)
+    on = writer("after").options(parallelism=3, maxParallelism=7, **{"restore.from": path})
+    assert on.trigger(availableNow=True).start().awaitTermination(90)
+    assert writer("whole").option("parallelism", 2).trigger(availableNow=True).start().awaitTermination(90)
+    before, after = rows("before"), rows("after")
+    assert before and after and sorted(before + after) == rows("whole")
 
 
 def test_checkpoints_tasks_and_refusals(spark: SparkSession, tmp_path: Path) -> None:
