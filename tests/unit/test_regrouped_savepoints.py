@@ -1,9 +1,11 @@
 """A savepoint for another number of key groups: every kind of state is there again, wherever it was, and goes on."""
 
 import random
+import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,14 @@ import pytest
 from tests.in_memory import folder_in_memory
 from tests.unit import test_windows_of_groups
 from tests.unit.stored_checkpoint import RECEIVER, StoredJob, plan_of
-from tests.unit.test_checkpoint_tables import INPUT, rows_of, stateful
+from tests.unit.test_checkpoint_tables import INPUT, rows_of, stateful, stored_states
 from tests.unit.test_groups_on_disk import spec_of
 from tests.unit.test_rows_from_disk import KEYS, a_batch, a_value
 from tests.unit.test_stream_join import SCHEMA, join, side
-from tests.unit.test_written_savepoints import job_plan, write
+from tests.unit.test_written_savepoints import in_flight_of, job_plan, write
 from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
-from tidegate.coordinator.written_savepoints import regrouped_savepoint
+from tidegate.coordinator.written_savepoints import new_savepoint, regrouped_savepoint, rewritten_savepoint
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
 from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators import aggregate, deduplicate, session_aggregate, stream_join
@@ -30,8 +32,18 @@ from tidegate.operators.contract import TaskContext
 from tidegate.operators.stream_join import StreamJoinOperator
 from tidegate.plan.expressions import Column
 from tidegate.plan.key_groups import hash_rows, key_group_of
-from tidegate.plan.nodes import EventTimeKey, ForgetAfterDelay, ForgetByKey, JoinType, OutputMode
-from tidegate.plan.physical import AggregateSpec, DeduplicateSpec, JobPlan, StreamJoinSpec
+from tidegate.plan.lower import fingerprint
+from tidegate.plan.nodes import EventTimeKey, ForgetAfterDelay, ForgetByKey, JoinType, OutputMode, TimeMode
+from tidegate.plan.physical import (
+    AggregateSpec,
+    DeduplicateSpec,
+    JobPlan,
+    OperatorSpec,
+    PointwisePartitioning,
+    RebalancePartitioning,
+    StreamJoinSpec,
+    TransformWithStateSpec,
+)
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import encode_manifest
@@ -182,7 +194,7 @@ def written_away(spec: Spec) -> set[str]:
     return set() if stays or (isinstance(spec, AggregateSpec) and spec.mode is OutputMode.COMPLETE) else {".sst"}
 
 
-def a_plan(spec: Spec, parallelism: int, max_parallelism: int) -> JobPlan:
+def a_plan(spec: OperatorSpec, parallelism: int, max_parallelism: int) -> JobPlan:
     plan = plan_of(spec, schema=INPUT, parallelism=parallelism)
     return replace(plan, max_parallelism=max_parallelism)
 
@@ -289,6 +301,112 @@ def test_all_rows_are_there_with_other_key_groups_and_go_on_as_if_nothing_had_be
             assert shown(on) == shown(job)
 
 
+NOT_A_NUMBER, OTHER_NOT_A_NUMBER = float("nan"), struct.unpack("d", struct.pack("Q", 0xFFF8_0000_0000_0001))[0]
+NUMBERS = [None, 0.0, -0.0, NOT_A_NUMBER, OTHER_NOT_A_NUMBER, 1.5, -7.25]
+PAIRS = pa.struct([("x", pa.float64()), ("name", pa.string())])
+KEYS_BY_TYPE: dict[pa.DataType, Sequence[Any]] = {
+    pa.float64(): NUMBERS,
+    pa.float32(): NUMBERS,
+    pa.decimal128(20, 2): [None, Decimal("-1.25"), Decimal("123456789012345678.90")],
+    pa.date32(): [None, 0, -1, 20_000],
+    pa.timestamp("us", "UTC"): [None, 0, -1, 1 << 50],
+    pa.timestamp("us"): [None, 0, -1, 1 << 50],
+    pa.bool_(): [None, True, False],
+    pa.binary(): [None, b"", b"\x00", b"long" * 20],
+    pa.int8(): [None, -128, 0, 127],
+    PAIRS: [None, {"x": -0.0, "name": None}, {"x": 0.0, "name": None}, {"x": NOT_A_NUMBER, "name": "ü"}],
+}
+
+
+@pytest.mark.parametrize("kind", KEYS_BY_TYPE, ids=str)
+@pytest.mark.parametrize("written_by", WRITTEN_BY)
+def test_keys_of_every_type_are_found_again(
+    written_by: str, kind: pa.DataType, tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    """Also those that have several forms, such as minus zero and what is not a number."""
+    rows = pa.record_batch([pa.array(KEYS_BY_TYPE[kind], kind)], names=["k"])
+    spec = DeduplicateSpec(1, None, None, rows.schema)
+    job = Job(spec, backends[written_by])
+    job.process(rows)
+    path = job.store(tmp_path / "before")
+    on = restored_job(regroup(path, tmp_path / "after", 300), spec, 300, 3, backends["heap"])
+    on.process(rows)
+    assert not any(batch.num_rows for batch in on.out)
+    assert table(on.store(tmp_path / "on"), spec) == table(path, spec)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KEYS_BY_TYPE if kind != PAIRS], ids=str)
+@pytest.mark.parametrize("time_zone", [None, "Asia/Tokyo"])
+def test_keys_of_functions_of_every_type_are_found_again(
+    kind: pa.DataType, time_zone: str | None, tmp_path: Path
+) -> None:
+    keys = list({repr(key).replace("-0.0", "0.0"): key for key in KEYS_BY_TYPE[kind]}.values())
+    given = pa.schema([("k", kind), ("v", pa.int64())])
+    spec = replace(stateful(), input_schema=given, time_zone=time_zone)
+    plan = plan_of(spec, schema=given, parallelism=2)
+    target = new_savepoint(str(tmp_path / "before"), plan, fingerprint(plan), operator=None, state="count", now_ms=5)
+    path = regroup(write(target, *[(key, 1, None) for key in keys]), tmp_path / "after", 300)
+    before, after = (rows_of(path=each, table="state", state="count") for each in (target.path, path))
+    assert sorted(repr(row["k"]) for row in after) == sorted(repr(row["k"]) for row in before)
+    assert len(after) == len(keys)
+    hashed = pa.record_batch([pa.array([row["k"] for row in after], kind)], names=["k"])
+    assert [row["key_group"] for row in after] == key_group_of(hash_rows(hashed, 1), 300).tolist()
+
+
+@pytest.mark.parametrize("name", ["windows", "keys for ten seconds", "full outer join", "sessions"])
+def test_there_may_be_fewer_key_groups_than_subtasks_and_more_again(
+    name: str, tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    spec = SPECS[name]
+    job = Job(spec, backends["rocksdb"], parallelism=5)
+    feed(job, name, times=6, first_second=0)
+    job.advance(WATERMARK_MS)
+    path = job.store(tmp_path / "before")
+    before = table(path, spec)
+    job.out.clear()
+    go_on(job)
+    expected = table(job.store(tmp_path / "undisturbed"), spec)
+    for max_parallelism in (3, 1, 1_000):
+        path = regroup(path, tmp_path / f"for-{max_parallelism}", max_parallelism)
+        assert table(path, spec) == before
+        for parallelism in (2, 5):
+            on = restored_job(path, spec, max_parallelism, parallelism, backends["heap"])
+            go_on(on)
+            assert table(on.store(tmp_path / f"after-{max_parallelism}-{parallelism}"), spec) == expected
+            assert shown(on) == shown(job)
+
+
+def test_a_query_that_keeps_nothing_yet_starts_with_nothing(tmp_path: Path, backends: dict[str, StateBackends]) -> None:
+    for at, spec in enumerate(SPECS.values()):
+        path = regroup(Job(spec, backends["rocksdb"]).store(tmp_path / f"before-{at}"), tmp_path / f"after-{at}", 7)
+        on = restored_job(path, spec, 7, 3, backends["rocksdb"])
+        job = Job(spec, backends["rocksdb"])
+        for each in (on, job):
+            feed(each, "some", times=4, first_second=0)
+            each.advance(20_000)
+        assert table(on.store(tmp_path / f"on-{at}"), spec) == table(job.store(tmp_path / f"new-{at}"), spec)
+
+
+def test_rows_of_one_operator_get_other_key_groups_while_those_of_a_function_are_replaced(tmp_path: Path) -> None:
+    keys = pa.record_batch([pa.array(list("abcdef"))], names=["k"])
+    dedup = DeduplicateSpec(1, None, None, keys.schema)
+    plan = plan_of(stateful(), dedup, schema=INPUT, parallelism=2)
+    with folder_in_memory() as folder:
+        job = Job(dedup, HeapBackends(folder))
+        job.process(keys)
+    (tmp_path / "before").mkdir()
+    StoredJob(plan, second=job.snapshot()).write(LocalFiles(tmp_path / "before"))
+    base = find_checkpoint(str(tmp_path / "before"))
+    target = rewritten_savepoint(
+        str(tmp_path / "after"), base, operator="v1.op0", state="count", max_parallelism=7, now_ms=5
+    )
+    path = write(target, *[(key, 1, None) for key in "abcdef"])
+    groups = dict(zip("abcdef", key_group_of(hash_rows(keys, 1), 7).tolist(), strict=True))
+    for choice in ({"operator": "v1.op0", "state": "count"}, {"operator": "v1.op1"}):
+        rows = rows_of(path=path, table="state", **choice)
+        assert {row["k"]: row["key_group"] for row in rows} == groups and len(rows) == 6
+
+
 def without_keys_in_output(spec: Spec) -> StreamJoinSpec:
     assert isinstance(spec, StreamJoinSpec)
     left, right = (replace(each, columns=(2,)) for each in (spec.left, spec.right))
@@ -355,16 +473,49 @@ def test_event_time_that_differs_between_keys_is_refused(tmp_path: Path) -> None
     assert not (tmp_path / "after").exists()
 
 
+def test_event_time_may_differ_where_rows_do_not_go_by_key(tmp_path: Path) -> None:
+    """A function that has broadcast state alone takes rows as they come, and tasks may be apart for good."""
+    progress = [
+        StoredTask(input_watermark_ms=9_000, floors=[(KeyGroupRange(0, 128), 9_500)]),
+        StoredTask(input_watermark_ms=100),
+    ]
+    plan = a_plan(stateful(), 2, 128)
+    plan = replace(plan, edges=(replace(plan.edges[0], partitioning=PointwisePartitioning()),))
+    (tmp_path / "before").mkdir()
+    stored = {TaskId(RECEIVER, at): each for at, each in enumerate(progress)}
+    StoredJob(plan, progress=stored).write(LocalFiles(tmp_path / "before"))
+    path = regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+    plan = replace(plan, max_parallelism=7)
+    restored = [restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(at)).tasks for at in range(2)]
+    assert [tasks[TaskId(RECEIVER, at)].progress for at, tasks in enumerate(restored)] == progress
+
+
+def test_rows_in_flight_that_do_not_go_by_key_are_taken_over(tmp_path: Path) -> None:
+    plan = job_plan()
+    plan = replace(plan, edges=(replace(plan.edges[0], partitioning=RebalancePartitioning()),))
+    some = in_flight_of(plan, tmp_path / "before")
+    path = regroup(some, tmp_path / "after", 7)
+    assert rows_of(path=path, table="inflight") == rows_of(path=some, table="inflight") != []
+    (tmp_path / "before").rename(tmp_path / "gone")
+    plan = replace(plan, max_parallelism=7)
+    assert restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(1)).recovered_bytes > 0
+
+
+DECLARES_NOTHING = TransformWithStateSpec(1, b"", INPUT, INPUT, TimeMode.NONE)
+
+
+@pytest.mark.parametrize("now", [stateful(), DECLARES_NOTHING], ids=["declares others", "declares none"])
+@pytest.mark.parametrize("written_by", WRITTEN_BY)
 def test_state_of_functions_is_taken_over_although_the_query_declares_it_no_more(
-    tmp_path: Path, backends: dict[str, StateBackends]
+    written_by: str, now: TransformWithStateSpec, tmp_path: Path, backends: dict[str, StateBackends]
 ) -> None:
     own = KeyGroupRange(0, 128)
-    backend = backends["heap"].open(own)
+    backend = backends[written_by].open(own)
     key = msgspec.msgpack.encode(["a"])
     group = int(key_group_of(hash_rows(pa.record_batch([pa.array(["a"])], names=["k"]), 1), 128)[0])
     backend.keyed("of old").put(group, key, b"kept")
     (tmp_path / "before").mkdir()
-    plan = job_plan(1)
+    plan = plan_of(now, schema=INPUT)
     StoredJob(plan, {0: backend.snapshot()}).write(LocalFiles(tmp_path / "before"))
     path = regroup(str(tmp_path / "before"), tmp_path / "after", 300)
     plan = replace(plan, max_parallelism=300)
@@ -406,24 +557,32 @@ def test_a_checkpoint_that_does_not_say_what_the_keys_of_rows_are_is_refused(
         regroup(str(tmp_path / "before"), tmp_path / "after", 7)
 
 
-def test_rows_that_are_not_in_the_key_groups_of_their_keys_are_damaged(
-    tmp_path: Path, backends: dict[str, StateBackends]
+@pytest.mark.parametrize("kind", ["rows", "entries"])
+def test_what_is_not_in_the_key_groups_of_its_keys_is_damaged(
+    kind: str, tmp_path: Path, backends: dict[str, StateBackends]
 ) -> None:
-    job = Job(SPECS["groups"], backends["heap"], parallelism=1)
-    feed(job, "some", times=1, first_second=0)
-    base = find_checkpoint(job.store(tmp_path / "before"))
-    wrong = msgspec.structs.replace(base.read_manifest(), max_parallelism=100)
+    if kind == "rows":
+        job = Job(SPECS["groups"], backends["heap"], parallelism=1)
+        feed(job, "some", times=1, first_second=0)
+        path = job.store(tmp_path / "before")
+    else:
+        path = stored_states(tmp_path / "before", parallelism=1)
+    # Those of each key but the first, which is the same with any number.
+    wrong = msgspec.structs.replace(find_checkpoint(path).read_manifest(), max_parallelism=200)
     LocalFiles(tmp_path / "before").put("manifest.json", encode_manifest(wrong))
-    with pytest.raises(Damaged, match="has rows in other key groups than those of their keys: base the savepoint on"):
+    with pytest.raises(Damaged, match="lies in other key groups than those of its keys: base the savepoint on"):
         regroup(str(tmp_path / "before"), tmp_path / "after", 7)
 
 
-def test_what_nobody_knows_how_to_find_again_is_refused_and_not_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("keeps", "name"), [(stateful(), "of later"), (SPECS["groups"], "keyed/count")])
+def test_what_nobody_knows_how_to_find_again_is_refused_and_not_left_out(
+    keeps: OperatorSpec, name: str, tmp_path: Path
+) -> None:
     (tmp_path / "before").mkdir()
-    unknown = Section("of later", KeyGroupRange(0, 128), lambda: b"")
-    StoredJob(job_plan(1), {0: [unknown]}).write(LocalFiles(tmp_path / "before"))
+    unknown = Section(name, KeyGroupRange(0, 128), lambda: b"")
+    StoredJob(plan_of(keeps, schema=INPUT), {0: [unknown]}).write(LocalFiles(tmp_path / "before"))
     with pytest.raises(
-        IncompatibleCheckpoint, match="holds 'of later' of operator v1.op0, which cannot be given another"
+        IncompatibleCheckpoint, match=f"holds '{name}' of operator v1.op0, which cannot be given another"
     ):
         regroup(str(tmp_path / "before"), tmp_path / "after", 7)
 

@@ -412,7 +412,10 @@ def test_another_max_parallelism_is_refused_for_rows_in_flight_and_out_of_bounds
     captured = find_checkpoint(in_flight_of(job_plan(), tmp_path / "captured"))
     with pytest.raises(IncompatibleCheckpoint, match="holds rows in flight, .* base it on an aligned savepoint"):
         regrouped_savepoint(str(tmp_path / "x"), captured, max_parallelism=64, now_ms=0)
-    for max_parallelism in (0, -1, 40_000):
-        with pytest.raises(OptionError, match=f"max_parallelism is {max_parallelism}: it must be between 1 and 32768"):
-            regrouped_savepoint(str(tmp_path / "x"), captured, max_parallelism=max_parallelism, now_ms=0)
+    wrong: list[Any] = [0, -1, 40_000, "64", 6.4]
+    for number in wrong:
+        with pytest.raises(
+            OptionError, match=f"max_parallelism is {number!r}: it must be a number between 1 and 32768"
+        ):
+            regrouped_savepoint(str(tmp_path / "x"), captured, max_parallelism=number, now_ms=0)
     assert not (tmp_path / "x").exists()

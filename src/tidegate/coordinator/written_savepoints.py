@@ -267,9 +267,12 @@ def _there_already(path: str) -> OptionError:
 
 def _regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int) -> Regrouping:
     """Raises if something of the checkpoint is bound to its key groups and cannot be given others."""
-    if not 0 < max_parallelism <= MAX_PARALLELISM_LIMIT:
-        raise OptionError(f"max_parallelism is {max_parallelism}: it must be between 1 and {MAX_PARALLELISM_LIMIT}.")
-    hashed = {edge.id for edge in plan.edges if edge.kind == EdgeKind.HASH.value}
+    if not isinstance(max_parallelism, int) or not 0 < max_parallelism <= MAX_PARALLELISM_LIMIT:
+        raise OptionError(
+            f"max_parallelism is {max_parallelism!r}: it must be a number between 1 and {MAX_PARALLELISM_LIMIT}."
+        )
+    by_key = [edge for edge in plan.edges if edge.kind == EdgeKind.HASH.value]
+    hashed = {edge.id for edge in by_key}
     manifest = files.manifest
     if any(stored.channel.edge in hashed and stored.first < stored.n for stored in manifest.channels):
         raise IncompatibleCheckpoint(
@@ -277,21 +280,22 @@ def _regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int) -> R
             f"base it on an aligned savepoint, as query.savepoint() takes them."
         )
     _check_all_is_known(files, plan)
-    vertices = sorted({operator.vertex for operator in plan.operators})
+    # Others have rows of any keys, and may differ in time for good.
+    vertices = sorted({operator.vertex for operator in plan.operators} & {edge.receiver for edge in by_key})
     return Regrouping({vertex: _event_time_ms(files, plan, VertexId(vertex)) for vertex in vertices})
 
 
 def _check_all_is_known(files: StoredFiles, plan: StoredPlan) -> None:
     """What is kept by key groups must be something that is found again: all else would be left out."""
-    operators = {(operator.vertex, operator.position): operator for operator in plan.operators}
-    rows = {place: {held.section for held in held_rows(operator)} for place, operator in operators.items()}
+    rows = {(each.vertex, each.position): {held.section for held in held_rows(each)} for each in plan.operators}
     for slot in files.manifest.slots:
         for key in files.section_keys(slot.slot):
             if key.kind not in KEYED_KINDS:
                 continue
             place, name = (key.task.vertex, key.operator), plain_name(key)
-            is_known = place in operators and (key.kind == "files" or is_keyed_section(name) or name in rows[place])
-            if not is_known:
+            # Of user code there are entries, of others rows; files beside a section hold either.
+            is_there = name in rows[place] if rows.get(place) else is_keyed_section(name)
+            if place not in rows or not (key.kind == "files" or is_there):
                 raise IncompatibleCheckpoint(
                     f"Checkpoint {files.manifest.checkpoint} holds {name!r} of operator v{place[0]}.op{place[1]}, "
                     f"which cannot be given another max_parallelism: leave max_parallelism out, or start that query "

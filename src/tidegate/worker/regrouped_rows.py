@@ -53,6 +53,14 @@ def regrouped_sections(
             yield held.section, stream_of(rows)
 
 
+def not_by_key(operator: StoredOperator) -> Damaged:
+    """A key that is not hashed as it was would never be found again."""
+    return Damaged(
+        f"The state of {operator.name} lies in other key groups than those of its keys: base the savepoint on another "
+        "checkpoint."
+    )
+
+
 def _rows(
     files: StoredFiles, operator: StoredOperator, held: HeldRows, own: KeyGroupRange, max_parallelism: int
 ) -> Iterator[pa.RecordBatch]:
@@ -62,10 +70,7 @@ def _rows(
         for stored in _stored(files, operator, held, subtask, wanted):
             hashes = held.hashes(stored)
             if (key_group_of(hashes, before) != stored_key_groups(stored)).any():
-                raise Damaged(
-                    f"The state of {operator.name} has rows in other key groups than those of their keys: base the "
-                    "savepoint on another checkpoint."
-                )
+                raise not_by_key(operator)
             rows = regrouped(stored, hashes, max_parallelism, own)
             if rows.num_rows:
                 yield rows

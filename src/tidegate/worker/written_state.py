@@ -20,7 +20,6 @@ from tidegate.operators.processor_handle import DERIVED_STATES, TIMER_STATES, St
 from tidegate.operators.state_handles import encode_position
 from tidegate.operators.user_rows import RowsByKey
 from tidegate.plan.key_groups import hash_rows, key_group_of
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.codec import encode_key, encode_value
 from tidegate.state.heap import HeapBackend, section_name
 from tidegate.state.subkeys import entry_key, entry_parts
@@ -33,7 +32,7 @@ from tidegate.storage.state_file import SectionKey, SectionKind, StateFileWriter
 from tidegate.storage.store import Store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema
 from tidegate.worker.reading import all_keyed_entries, chunks, entries_in_files, key_columns
-from tidegate.worker.regrouped_rows import regrouped_sections
+from tidegate.worker.regrouped_rows import not_by_key, regrouped_sections
 from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.snapshotting import KIND_OF, PART_MARK
 from tidegate.worker.stored_task import StoredTask, decode_task, encode_task
@@ -164,7 +163,10 @@ def regrouped_entries(
             for entries in chunks(stored):
                 columns = key_columns([_owner(key, name) for _, _, key, _ in entries], operator)
                 owners = pa.RecordBatch.from_arrays(columns, names=decode_schema(operator.keys).names)
-                key_groups = key_group_of(hash_rows(owners, len(columns)), max_parallelism).tolist()
+                hashes = hash_rows(owners, len(columns))
+                if key_group_of(hashes, files.manifest.max_parallelism).tolist() != [entry[1] for entry in entries]:
+                    raise not_by_key(operator)
+                key_groups = key_group_of(hashes, max_parallelism).tolist()
                 for (_, _, key, value), key_group in zip(entries, key_groups, strict=True):
                     yield StateEntry(number, name, key_group, key, value)
 
@@ -182,13 +184,15 @@ def _owner(key: bytes, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Regrouping:
-    """A checkpoint gets other key groups. `event_time_ms`: how far it had come for all keys, by vertex with state."""
+    """A checkpoint gets other key groups. `event_time_ms`: how far it had come for all keys, by vertex with keys."""
 
     event_time_ms: Mapping[int, int]
 
     def of_task(self, task: StoredTask, vertex: VertexId, own: KeyGroupRange) -> StoredTask:
         """Its key groups stay ahead of it if their keys were."""
-        reached_ms = self.event_time_ms.get(vertex, MIN_WATERMARK_MS)
+        reached_ms = self.event_time_ms.get(vertex)
+        if reached_ms is None:
+            return task
         is_behind = own.first < own.last and task.input_watermark_ms < reached_ms
         return msgspec.structs.replace(task, floors=[(own, reached_ms)] if is_behind else [])
 
@@ -324,8 +328,8 @@ def _is_of(key: SectionKey, operator: StoredOperator | None) -> bool:
 
 
 def _has_entries(operator: StoredOperator) -> bool:
-    """Of user code, which may have timers and no state; others keep rows."""
-    return operator.has_timers or any(isinstance(state, UserState) for state in operator.states)
+    """Of user code, also if it declares no state any more that it had; others keep rows."""
+    return all(isinstance(state, UserState) for state in operator.states)
 
 
 def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateEntry]) -> Iterator[StateEntry]:
