@@ -46,9 +46,9 @@ class Savepoints:
         """Writes a savepoint into the folder `path`, in which one state holds the rows of `df`; returns the path.
 
         `query`: for which query that has not run yet, as `tg.writeStream(...)` without `start`. Or `based_on`: the
-        savepoint or checkpoint that it is a copy of, but for the rows of that state, and for its key groups if
-        `max_parallelism` says so. Without `df` all rows stay, and only the key groups are others.
-        The columns are those of `spark.read.format("tidegate")` with table `state`.
+        savepoint or checkpoint that it is a copy of, but for the rows of that state. With `max_parallelism` all its
+        state, of whatever operator, gets the key groups of a query with that `maxParallelism`; then `df` may be left
+        out, and all rows stay. The columns are those of `spark.read.format("tidegate")` with table `state`.
         An `initialState` of the operator whose state is written is not applied any more: the rows take its place.
         """
         spark = _active_session() if df is None else _session_of(df)

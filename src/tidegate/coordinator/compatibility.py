@@ -53,7 +53,8 @@ def check_fits(
     if manifest.max_parallelism != plan.max_parallelism:
         raise IncompatibleCheckpoint(
             f"{where} has maxParallelism {manifest.max_parallelism} and the query {plan.max_parallelism}: "
-            f"set .option('maxParallelism', {manifest.max_parallelism}) or use a new checkpointLocation."
+            f"set .option('maxParallelism', {manifest.max_parallelism}), or start from a savepoint that "
+            f"tg.savepoints.from_dataframe(path=..., based_on=..., max_parallelism={plan.max_parallelism}) writes."
         )
     match = match_stored(plan, fingerprint, stored=manifest.plan_fingerprint, stored_names=manifest.operator_names)
     if match is None:
