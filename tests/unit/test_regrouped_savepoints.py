@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.unit.test_groups_on_disk import spec_of
 from tests.unit.test_rows_from_disk import KEYS, a_batch, a_value
 from tests.unit.test_stream_join import SCHEMA, join, side
 from tests.unit.test_written_savepoints import in_flight_of, job_plan, write
+from tests.unit.timers_by_backend import with_changelog
 from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import new_savepoint, regrouped_savepoint, rewritten_savepoint
@@ -45,12 +47,14 @@ from tidegate.plan.physical import (
     TransformWithStateSpec,
 )
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
-from tidegate.state.contract import Section
+from tidegate.state.contract import Section, StateBackend
+from tidegate.state.sst_files import Folder
 from tidegate.storage.manifests import encode_manifest
 from tidegate.storage.store import LocalFiles
 from tidegate.storage.stored_plan import StoredGroups
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker import regrouped_rows
+from tidegate.worker.regrouped_rows import regrouped_sections
 from tidegate.worker.restoring import RestoredTask, restore_slot
 from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBackends
 from tidegate.worker.stored_task import StoredTask
@@ -407,6 +411,35 @@ def test_rows_of_one_operator_get_other_key_groups_while_those_of_a_function_are
         assert {row["k"]: row["key_group"] for row in rows} == groups and len(rows) == 6
 
 
+@pytest.mark.parametrize(("most_rows", "most_bytes"), [(30, 1 << 22), (1 << 16, 500), (1 << 16, 1 << 22)])
+def test_rows_are_written_together_up_to_a_limit(
+    most_rows: int,
+    most_bytes: int,
+    tmp_path: Path,
+    backends: dict[str, StateBackends],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restore has one section in memory at a time, beside what it has made of them."""
+    monkeypatch.setattr(regrouped_rows, "SECTION_ROWS", most_rows)
+    monkeypatch.setattr(regrouped_rows, "_SECTION_BYTES", most_bytes)
+    job = Job(SPECS["keys for ever"], backends["heap"], parallelism=16)
+    feed(job, "some", times=10, first_second=0)
+    files = find_checkpoint(job.store(tmp_path / "before")).open_files()
+    plan = files.manifest.plan
+    assert plan is not None
+    everything = KeyGroupRange(0, 7)
+    streams = [
+        pa.ipc.open_stream(b"".join(pieces)).read_all()
+        for _, pieces in regrouped_sections(files, plan.operators[0], everything, max_parallelism=7)
+    ]
+    sizes = [(stream.num_rows, stream.nbytes) for stream in streams]
+    assert sum(rows for rows, _ in sizes) == sum(table(str(tmp_path / "before"), job.spec).values())
+    assert all(rows <= most_rows and size <= most_bytes for rows, size in sizes)
+    for (rows, size), (more_rows, more) in pairwise(sizes):
+        assert rows + more_rows > most_rows or size + more > most_bytes - 100, "less than could be together"
+    assert (len(sizes) > 1) == ((most_rows, most_bytes) != (1 << 16, 1 << 22))
+
+
 def without_keys_in_output(spec: Spec) -> StreamJoinSpec:
     assert isinstance(spec, StreamJoinSpec)
     left, right = (replace(each, columns=(2,)) for each in (spec.left, spec.right))
@@ -505,25 +538,44 @@ DECLARES_NOTHING = TransformWithStateSpec(1, b"", INPUT, INPUT, TimeMode.NONE)
 
 
 @pytest.mark.parametrize("now", [stateful(), DECLARES_NOTHING], ids=["declares others", "declares none"])
-@pytest.mark.parametrize("written_by", WRITTEN_BY)
+@pytest.mark.parametrize("written_by", [*WRITTEN_BY, "changelog"])
 def test_state_of_functions_is_taken_over_although_the_query_declares_it_no_more(
     written_by: str, now: TransformWithStateSpec, tmp_path: Path, backends: dict[str, StateBackends]
 ) -> None:
+    """As it was at the end, also if what came before lies in other files than what changed since."""
     own = KeyGroupRange(0, 128)
-    backend = backends[written_by].open(own)
-    key = msgspec.msgpack.encode(["a"])
-    group = int(key_group_of(hash_rows(pa.record_batch([pa.array(["a"])], names=["k"]), 1), 128)[0])
-    backend.keyed("of old").put(group, key, b"kept")
-    (tmp_path / "before").mkdir()
-    plan = plan_of(now, schema=INPUT)
-    StoredJob(plan, {0: backend.snapshot()}).write(LocalFiles(tmp_path / "before"))
+    with folder_in_memory() as folder:
+        if written_by == "changelog":
+            backend: StateBackend = with_changelog(backends["rocksdb"].open(own), own, Folder(folder))
+        else:
+            backend = backends[written_by].open(own)
+        put(backend, {"a": b"replaced", "b": b"kept", "c": b"deleted"}, 128)
+        backend.snapshot()
+        put(backend, {"a": b"new", "c": None}, 128)
+        (tmp_path / "before").mkdir()
+        plan = plan_of(now, schema=INPUT)
+        StoredJob(plan, {0: backend.snapshot()}).write(LocalFiles(tmp_path / "before"))
     path = regroup(str(tmp_path / "before"), tmp_path / "after", 300)
     plan = replace(plan, max_parallelism=300)
     restored = restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(0)).tasks[TaskId(RECEIVER, 0)]
     found = backends["heap"].open(KeyGroupRange(0, 300))
     found.restore(restored.sections[0])
-    (expected,) = key_group_of(hash_rows(pa.record_batch([pa.array(["a"])], names=["k"]), 1), 300).tolist()
-    assert found.keyed("of old").get(expected, key) == b"kept"
+    state = found.keyed("of old")
+    assert [state.get(*place_of(key, 300)) for key in "abc"] == [b"new", b"kept", None]
+
+
+def put(backend: StateBackend, values: dict[str, bytes | None], max_parallelism: int) -> None:
+    state = backend.keyed("of old")
+    for key, value in values.items():
+        if value is None:
+            state.delete(*place_of(key, max_parallelism))
+        else:
+            state.put(*place_of(key, max_parallelism), value)
+
+
+def place_of(key: str, max_parallelism: int) -> tuple[int, bytes]:
+    (group,) = key_group_of(hash_rows(pa.record_batch([pa.array([key])], names=["k"]), 1), max_parallelism).tolist()
+    return group, msgspec.msgpack.encode([key])
 
 
 def test_the_same_number_of_key_groups_gives_a_copy(tmp_path: Path, backends: dict[str, StateBackends]) -> None:
