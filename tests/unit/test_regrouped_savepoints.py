@@ -584,6 +584,8 @@ def test_the_same_number_of_key_groups_gives_a_copy(tmp_path: Path, backends: di
     feed(job, "some", times=6, first_second=0)
     path = job.store(tmp_path / "before")
     assert table(regroup(path, tmp_path / "after", 128), spec) == table(path, spec) != Counter()
+    names = [sorted(file.name for file in (tmp_path / each / "shared").iterdir()) for each in ("before", "after")]
+    assert names[0] == names[1] != [], "files of rows stay as they are"
 
 
 # -- what is refused

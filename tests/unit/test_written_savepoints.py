@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -246,17 +247,18 @@ def test_an_operator_of_which_nothing_is_written_is_given_its_initial_state(tmp_
     target = new_savepoint(str(tmp_path / "one"), plan, fingerprint(plan), operator="v1.op0", state="count", now_ms=5)
     path = write(target, ("a", 5, None))
     assert begun_operators(path, plan) == [{0}, {0}]
-    # Not any more once something is written of it, and the same again leaves it so.
-    for step in ("two", "three"):
+    # Not any more once something is written of it, and the same again leaves it so, with other key groups too.
+    for step, max_parallelism in (("two", None), ("three", None), ("four", 64), ("five", 7)):
         target = rewritten_savepoint(
             str(tmp_path / step),
             find_checkpoint(path),
             operator="v1.op1",
             state="count",
-            max_parallelism=None,
+            max_parallelism=max_parallelism,
             now_ms=5,
         )
         path = write(target, ("b", 6, None))
+        plan = replace(plan, max_parallelism=max_parallelism or plan.max_parallelism)
         assert begun_operators(path, plan) == [{0, 1}, {0, 1}]
         assert [row["n"] for row in rows_of(path=path, table="state", operator="v1.op0", state="count")] == [5]
 
