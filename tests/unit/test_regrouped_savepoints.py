@@ -13,7 +13,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
+import tidegate as tg
 from tests.in_memory import folder_in_memory
 from tests.unit import test_windows_of_groups
 from tests.unit.stored_checkpoint import RECEIVER, StoredJob, plan_of
@@ -26,7 +29,7 @@ from tests.unit.timers_by_backend import with_changelog
 from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import new_savepoint, regrouped_savepoint, rewritten_savepoint
-from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
+from tidegate.model.errors import Damaged, EnvironmentProblem, IncompatibleCheckpoint, OptionError
 from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators import aggregate, deduplicate, session_aggregate, stream_join
 from tidegate.operators.build import build_operator
@@ -76,6 +79,7 @@ SPECS: dict[str, Spec] = {
     "keys by time": DeduplicateSpec(2, 1, ForgetByKey(1), KEYS),
     "keys for ten seconds": DeduplicateSpec(1, 1, ForgetAfterDelay(10_000), KEYS),
     "inner join": join(JoinType.INNER, left=side(ahead_s=-5), right=side(ahead_s=-5)),
+    "left outer join": join(JoinType.LEFT_OUTER, left=side(ahead_s=-5), right=side(ahead_s=-5)),
     "full outer join": join(JoinType.FULL_OUTER, left=side(ahead_s=-5), right=side(ahead_s=-5)),
     "left semi join": join(JoinType.LEFT_SEMI, left=side(ahead_s=-5), right=side(ahead_s=-5)),
 }
@@ -639,6 +643,14 @@ def test_what_nobody_knows_how_to_find_again_is_refused_and_not_left_out(
         IncompatibleCheckpoint, match=f"holds '{name}' of operator v1.op0, which cannot be given another"
     ):
         regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+
+
+def test_without_a_spark_session_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    with pytest.raises(EnvironmentProblem, match="there is no SparkSession: create one first"):
+        tg.savepoints.from_dataframe(path=tmp_path / "after", based_on=tmp_path, max_parallelism=7)
+    assert not (tmp_path / "after").exists()
 
 
 def test_a_folder_with_a_savepoint_is_not_written_to(tmp_path: Path) -> None:
