@@ -15,7 +15,7 @@ from tests.unit.test_groups_on_disk import (
     rows_from,
     tiny_steps,
 )
-from tidegate.operators.accumulators import collected
+from tidegate.operators.accumulators.chains import ChainsOfNow
 from tidegate.plan.physical import AggregateSpec
 from tidegate.worker.state_backends import RocksBackends
 
@@ -79,29 +79,22 @@ def test_a_list_keeps_its_order_when_its_group_leaves_and_comes_back(backends: R
     assert {row["c0"]: row["c6"] for row in rows} == expected
 
 
-def test_groups_with_arrays_that_leave_are_copied_once(
+def test_groups_with_arrays_that_leave_are_copied_part_by_part(
     backends: RocksBackends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copying some means to copy all: not again for each part of those that leave."""
-    subtask, copied, looked = on_disk(backends, name="lists in update"), list[int](), list[slice]()
-    operator, found = subtask.operators[1], collected.ListsBySlot._found
-    freeze = operator.frozen
-    monkeypatch.setattr(operator, "frozen", lambda slots: (copied.append(len(slots)), freeze(slots))[1])
+    """Each step reads the entries of those that it writes, and no others."""
+    subtask, read = on_disk(backends, name="lists in update"), list[int]()
+    operator, found = subtask.operators[1], ChainsOfNow.of
     subtask.process(valued(subtask.spec, [(number, number) for number in range(40)], text="t"))
     subtask.settle()
     replace_memory(backends, 1)
-    monkeypatch.setattr(
-        collected.ListsBySlot, "_found", lambda lists, part: (looked.append(part), found(lists, part))[1]
-    )
+    monkeypatch.setattr(ChainsOfNow, "of", lambda chains, ends: (read.append(len(ends)), found(chains, ends))[1])
     steps = 0
-    while operator._on_disk is not None and operator._on_disk.must_leave(operator._size_bytes()) and steps < 100:
+    while operator._on_disk is not None and operator._compaction is None:
         operator._leave_some(operator._on_disk, 0, subtask.out[1].append)
         steps += 1
-        if operator._compaction is not None:
-            break
     assert steps > 10, "a few at a time"
-    assert copied == [40]
-    assert len(looked) == 5 * 7, "for each call with arrays seven times, in twenty parts"
+    assert (sum(read), max(read)) == (5 * 40, 2), "for each of the five calls with arrays each group once"
     operator._leave_what_does_not_fit()
     assert operator.index.count == 0
     check_same(subtask, range(40))

@@ -315,7 +315,8 @@ def test_slots_of_sessions_that_became_part_of_others_are_used_again() -> None:
         others = [("b", (start, start + 10), at) for start in range(at * 10_000, at * 10_000 + 180, 20)]
         running.process(others)
         assert len(running.flushed()) == 1 + 9 * (at + 1)
-    assert running.operator.state_bytes() < before_bytes + 50 * 100
+    # With what is nobody's of the values that were collected, of which a few stay.
+    assert running.operator.state_bytes() < before_bytes + 100 * 100
 
 
 def key_group_of_key(key: str) -> int:

@@ -121,6 +121,8 @@ class AggregateOperator:
             return False
         if self._compaction is not None and not self._has_compacted(self._compaction):
             return True
+        if not self._calls.has_tidied_up():
+            return True
         count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
         found = self._expiry.finished(count, lambda part: self._index.hashes[part])
         if len(found.slots):
@@ -193,10 +195,6 @@ class AggregateOperator:
         # Keys never change, so they are read when encoding; running values are those of this moment.
         return lambda part: [*index.gather(slots[part]), *calls(part)]
 
-    @property
-    def is_frozen_by_part(self) -> bool:
-        return self._calls.is_frozen_by_part
-
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
         self._on_disk = self._rows_on_disk(store, restored)
@@ -245,6 +243,9 @@ class AggregateOperator:
             self._has_compacted(self._compaction)
             return
         if not disk.is_leaving():
+            if not self._calls.has_tidied_up():
+                # What groups held that have left is in memory still.
+                return
             size_bytes = self._size_bytes()
             if not disk.is_full(size_bytes):
                 return

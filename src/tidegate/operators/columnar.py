@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,11 @@ _FIRST_CAPACITY = 1024
 # multiples of the blocks in which slots are looked at.
 _CAPACITIES = 8
 _capacities = cycle(range(_FIRST_CAPACITY, 2 * _FIRST_CAPACITY, _FIRST_CAPACITY // _CAPACITIES))
-# An appended array is moved to the next memory while this last part of it is filled.
+# An array that is moved bit by bit is moved to the next memory while this last part of it is filled.
 _LAST_PART = 4
 _LEAST_MOVED_VALUES = 1 << 12
+# Numbers below this are put in order without comparing them.
+_RADIX_SORTED = 1 << 16
 # Types in which Arrow keeps strings and bytes as offsets into one piece of memory.
 _OFFSET_TYPES: dict[pa.DataType, type[np.signedinteger[Any]]] = {
     pa.string(): np.int32,
@@ -131,31 +133,49 @@ class GrowingArray(Generic[ScalarT]):
         self.count = count
 
 
-class AppendedArray(GrowingArray[ScalarT]):
-    """What was appended never changes: it is moved to the next memory bit by bit before this one is full."""
+class FilledArray(GrowingArray[ScalarT]):
+    """Is written to by `put` alone: so it is moved to the next memory bit by bit before this one is full."""
 
     def __init__(self, dtype: type[ScalarT] | np.dtype[ScalarT], *, width: int | None = None) -> None:
         super().__init__(dtype, width=width)
         self._next: npt.NDArray[ScalarT] | None = None
         self._moved = 0
 
-    def append(self, values: npt.NDArray[Any]) -> None:
-        if self._next is not None and len(self._all) < self.count + len(values) <= len(self._next):
+    def put(self, places: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+        self._all[places] = values
+        if self._next is not None:
+            # What has been moved is not moved again.
+            is_moved = places < self._moved
+            self._next[places[is_moved]] = values[is_moved]
+
+    def grow_to(self, count: int) -> None:
+        added = count - self.count
+        if self._next is not None and len(self._all) < count <= len(self._next):
             self._move(self.count - self._moved)
             self._all, self._next, self._moved = self._next, None, 0
-        super().append(values)
+        super().grow_to(count)
         if self._next is not None and len(self._next) <= len(self._all):
             self._next, self._moved = None, 0
         if self.count > len(self._all) - len(self._all) // _LAST_PART:
             if self._next is None:
                 self._next = np.zeros((2 * len(self._all), *self._all.shape[1:]), dtype=self._all.dtype)
-            self._move(max(_LEAST_MOVED_VALUES, _LAST_PART * len(values)))
+            self._move(max(_LEAST_MOVED_VALUES, _LAST_PART * added))
 
     def _move(self, count: int) -> None:
         assert self._next is not None
         stop = min(self._moved + count, self.count)
         self._next[self._moved : stop] = self._all[self._moved : stop]
         self._moved = stop
+
+
+class AppendedArray(FilledArray[ScalarT]):
+    """What was appended never changes."""
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        start = self.count
+        super().append(values)
+        if self._next is not None and self._moved > start:
+            self._next[start : self._moved] = values[: self._moved - start]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +329,15 @@ class KeyIndex:
         remaining = iter(leaves)
         return [rebuilt(kind, remaining) for kind in self._kinds]
 
-    def kept(self, slots: Slots) -> "KeyIndex":
+    def kept(self, slots: Slots) -> Self:
         """An index of these keys alone, the first at slot 0; this one stays as it is, for whoever still reads it."""
         copy = self.empty_copy(len(slots))
         copy.append_from(self, slots)
         return copy
 
-    def empty_copy(self, key_count: int) -> "KeyIndex":
+    def empty_copy(self, key_count: int) -> Self:
         """An index of such keys without any, but with room for so many."""
-        copy = KeyIndex(self._kinds)
+        copy = type(self)(self._kinds)
         copy.table = KeyTable(key_count)
         for column in copy._columns:
             column.reserve(key_count)
@@ -431,6 +451,23 @@ def rebuilt(kind: pa.DataType, leaves: Iterator[pa.Array]) -> pa.Array:
 
 def slots_array(slots: Slots) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(slots), [None, pa.py_buffer(np.ascontiguousarray(slots))])
+
+
+def ascending_order(numbers: Slots) -> Slots | None:
+    """The places of numbers from the least on, equal ones as they stand; None if that is how all stand.
+
+    No number is negative, nor so large that there would be no bits left for its place.
+    """
+    if bool((numbers[1:] >= numbers[:-1]).all()):
+        return None
+    if int(numbers.max()) < _RADIX_SORTED:
+        return np.argsort(numbers.astype(np.uint16), kind="stable")
+    # Sorting numbers with their places takes half as long as finding the order.
+    place_bits = len(numbers).bit_length()
+    order = (numbers << place_bits) | np.arange(len(numbers))
+    order.sort()
+    order &= (1 << place_bits) - 1
+    return order
 
 
 def fixed_array(kind: pa.DataType, values: npt.NDArray[Any], valid: Flags | None) -> pa.Array:

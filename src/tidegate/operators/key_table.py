@@ -49,6 +49,9 @@ class Places:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def size_bytes(self) -> int:
+        return self._slots.nbytes
+
     def home(self, hashes: Hashes) -> Slots:
         return (hashes & np.uint64(self._mask)).view(np.int64)
 
@@ -124,3 +127,6 @@ class KeyTable:
     def places_left(self) -> int:
         """How many places are still to be copied until there is one table again."""
         return 0 if self._next is None else len(self.now) - self._copied
+
+    def size_bytes(self) -> int:
+        return self.now.size_bytes() + (0 if self._next is None else self._next.size_bytes())

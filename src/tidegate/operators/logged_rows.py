@@ -56,12 +56,7 @@ class SlottedRows(Protocol):
         ...
 
     def frozen(self, slots: Slots) -> Callable[[slice], list[pa.Array]]:
-        """The rows of these slots as they are now, by place among them; must not take long."""
-        ...
-
-    @property
-    def is_frozen_by_part(self) -> bool:
-        """Whether freezing some takes their part of the time that freezing all does."""
+        """The rows of these slots as they are now, by place among them; must take no longer than for their part."""
         ...
 
 
@@ -207,8 +202,6 @@ class LoggedRows:
         self._owe_small_files()
         gone, self._gone = self._gone if self._log.files else [], []
         self._taking = taking = Taking(self._advance, tuple(self._log.files), gone)
-        if not self._rows.is_frozen_by_part:
-            self.take_all()
         return [self._log.section(taking)]
 
     def take_all(self) -> None:
@@ -259,7 +252,7 @@ class LoggedRows:
         """A part of what is owed; then of what is needed of the oldest files: later snapshots do without them."""
         slot_count = self._flags.count
         if taking.is_owed:
-            takes_all = slot_count <= _FEW_PARTS * log_book.PART_ROWS or not self._rows.is_frozen_by_part
+            takes_all = slot_count <= _FEW_PARTS * log_book.PART_ROWS
             slots, taking.looked_to = self._owed.take(taking.looked_to, slot_count if takes_all else log_book.PART_ROWS)
             self._take(taking, slots)
             if taking.looked_to == slot_count:
@@ -316,7 +309,7 @@ class LoggedRows:
         # What is in no file becomes the greatest number.
         is_old = (self._numbers.used[start:stop] - 1).view(np.uint32) < taking.moves_until
         found = np.flatnonzero(is_old & ((self._flags.used[start:stop] & self._changed.bit) == 0))
-        if len(found) > log_book.PART_ROWS and self._rows.is_frozen_by_part:
+        if len(found) > log_book.PART_ROWS:
             found, stop = found[: log_book.PART_ROWS], start + int(found[log_book.PART_ROWS])
         taking.looked_to = stop
         return found + start

@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.accumulators.contract import Frozen
-from tidegate.operators.columnar import Flags, GrowingArray, Slots, slots_array
+from tidegate.operators.columnar import Flags, GrowingArray, Slots
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.evicted_rows import Ends, EvictedRows, open_evicted
 from tidegate.operators.expiry import Expiry
@@ -55,8 +54,6 @@ class RowsOnDisk:
         self._stored: GrowingArray[np.bool_] = GrowingArray(np.bool_)
         self._logged = LoggedRows(store.log, rows, format, key_count, context)
         self._leaving: Slots | None = None
-        # Of those that leave, if copying some means to copy all; as they were when it began.
-        self._frozen: Frozen | None = None
         self._written = 0
         self._put_at_once = _PUT_AT_ONCE
         self._room = Room(store.memory, lambda: 0 if self._evicted is None else self._evicted.seen_bytes())
@@ -161,7 +158,7 @@ class RowsOnDisk:
 
     def on_compacted(self) -> None:
         """Slots have other numbers now; those that left were found by `staying`, and nothing changed since."""
-        self._leaving, self._frozen = None, None
+        self._leaving = None
         self._logged.on_compacted()
 
     # -- room
@@ -187,8 +184,6 @@ class RowsOnDisk:
         chosen = chosen[~pinned[chosen]]
         if self._room.is_worth_it(len(chosen), size_bytes, key_count, live_count):
             self._leaving, self._written = chosen, 0
-            # One that changes from now on is in use, and stays.
-            self._frozen = None if self._rows.is_frozen_by_part else self._rows.frozen(chosen)
             self._put_at_once = max(1, min(_PUT_AT_ONCE, _PUT_BYTES * key_count // max(1, size_bytes)))
 
     def write_leaving(self, added: int) -> bool:
@@ -197,23 +192,16 @@ class RowsOnDisk:
         count = max(min(_LEAST_WRITTEN, self._put_at_once), _WRITTEN_PER_ADDED * added)
         stop = min(self._written + count, len(self._leaving))
         for at in range(self._written, stop, self._put_at_once):
-            part = slice(at, min(at + self._put_at_once, stop))
-            self._put_away(self._evicted, self._leaving[part], part)
+            self._put_away(self._evicted, self._leaving[at : min(at + self._put_at_once, stop)])
         self._written = stop
         return stop == len(self._leaving)
 
-    def _put_away(self, evicted: EvictedRows, slots: Slots, part: slice) -> None:
-        """Those that are not in use: their rows have not changed since they were chosen."""
-        places = np.flatnonzero(self._logged.is_here(slots) & self._logged.is_unused(slots) & ~self._is_away(slots))
-        if len(places) == 0:
+    def _put_away(self, evicted: EvictedRows, slots: Slots) -> None:
+        """Those that are not in use: one that has changed since they were chosen is, and stays."""
+        slots = slots[self._logged.is_here(slots) & self._logged.is_unused(slots) & ~self._is_away(slots)]
+        if len(slots) == 0:
             return
-        if self._frozen is None:
-            rows = self._rows.frozen(slots[places])(slice(0, len(places)))
-        else:
-            rows = self._frozen(part)
-            if len(places) < len(slots):
-                rows = [column.take(slots_array(places)) for column in rows]
-        slots = slots[places]
+        rows = self._rows.frozen(slots)(slice(0, len(slots)))
         evicted.put(rows, self._rows.index.hashes[slots], most_seen_bytes=self._room.most_seen_bytes())
         self._logged.put_elsewhere(slots)
         self._stored.used[slots] = True

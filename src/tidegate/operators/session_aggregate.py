@@ -137,6 +137,8 @@ class SessionAggregateOperator:
             return False
         if self._compaction is not None and not self._has_compacted(self._compaction):
             return True
+        if not self._calls.has_tidied_up():
+            return True
         count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
         found = self._expiry.finished(count, lambda part: self._index.hashes[self._sessions.keys.used[part]])
         if len(found.slots):
@@ -319,11 +321,13 @@ class SessionAggregateOperator:
             return
         live = self._expiry.live
         if not disk.is_leaving():
+            if not self._calls.has_tidied_up():
+                # What sessions held that have left is in memory still.
+                return
             size_bytes = self._size_bytes()
             if not disk.is_full(size_bytes, self._index.count):
                 return
-            copy_all = None if self._calls.is_frozen_by_part else self._frozen
-            disk.begin_leaving(size_bytes, self._index, self._sessions, live, copy_all)
+            disk.begin_leaving(size_bytes, self._index, self._sessions, live)
         if disk.is_leaving():
             written, was_last = disk.write_leaving(added, self._index, self._sessions, live, self._frozen)
             assert self._logged is not None, "there is a log wherever there is a disk"

@@ -6,7 +6,6 @@ anything happens to them. Must never leave a session in both, nor in neither.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -38,20 +37,6 @@ Copy: TypeAlias = Callable[[Slots], ReadPart]
 # Of a key, while some leave.
 _STAYS, _LEAVES, _AWAY = 0, 1, 2
 _NO_SLOTS: Slots = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sessions:
-    """Of some keys, in the order of keys. `read`: their columns as they are stored."""
-
-    slots: Slots
-    keys: Slots
-    read: ReadPart
-
-    def of(self, first: int, last: int) -> slice:
-        """Where those of the keys from the first to the last are."""
-        start, stop = np.searchsorted(self.keys, [first, last + 1]).tolist()
-        return slice(start, stop)
 
 
 class SessionsOnDisk:
@@ -86,8 +71,6 @@ class SessionsOnDisk:
         self._leaving: Slots | None = None
         self._written = 0
         self._put_at_once = _AT_ONCE
-        # Of keys that leave, if copying some sessions means to copy all.
-        self._copied: _Sessions | None = None
         # Of keys, while some leave.
         self._places: GrowingArray[np.uint8] = GrowingArray(np.uint8)
 
@@ -139,13 +122,8 @@ class SessionsOnDisk:
         """Whether some are to leave; `size_bytes`: of what the operator holds."""
         return self._evicted is not None and key_count > 0 and self._room.is_full(size_bytes, key_count)
 
-    def begin_leaving(
-        self, size_bytes: int, index: KeyIndex, sessions: Sessions, live: Flags, copy_all: Copy | None
-    ) -> None:
-        """Chooses keys until half of what there is room for is left, those first that were not in use for longest.
-
-        `copy_all`: if that is to be done at once; None if those that are written are copied part by part.
-        """
+    def begin_leaving(self, size_bytes: int, index: KeyIndex, sessions: Sessions, live: Flags) -> None:
+        """Chooses keys until half of what there is room for is left, those first that were not in use for longest."""
         has_any, is_used = np.zeros((2, index.count), dtype=np.bool_)
         has_any[sessions.keys.used[live]] = True
         is_used[sessions.keys.used[live & self._used.used]] = True
@@ -157,7 +135,6 @@ class SessionsOnDisk:
         if self._room.is_worth_it(len(chosen), size_bytes, index.count, live_count):
             self._leaving, self._written = np.sort(chosen), 0
             self._put_at_once = max(1, min(_AT_ONCE, _PUT_BYTES * index.count // max(1, size_bytes)))
-            self._copied = None if copy_all is None else _copied(chosen, sessions, live, copy_all)
             self._places = GrowingArray(np.uint8)
             self._places.grow_to(index.count)
             self._places.used[chosen] = _LEAVES
@@ -179,16 +156,8 @@ class SessionsOnDisk:
             leaving = part[self._places.used[part] == _LEAVES]
             if len(leaving) == 0:
                 continue
-            if self._copied is None:
-                copied = _copied(leaving, sessions, live, copy)
-                slots, columns = copied.slots, copied.read(slice(0, len(copied.slots)))[0]
-            else:
-                place = self._copied.of(part[0], part[-1])
-                slots, columns = self._copied.slots[place], self._copied.read(place)[0]
-                is_leaving = self._places.used[self._copied.keys[place]] == _LEAVES
-                if not is_leaving.all():
-                    places = np.flatnonzero(is_leaving)
-                    slots, columns = slots[places], [column.take(slots_array(places)) for column in columns]
+            slots = _sessions_of(leaving, sessions, live)
+            columns, _ = copy(slots)(slice(0, len(slots)))
             self._put_away(index, sessions.keys.used[slots], columns)
             written.append(slots)
         self._written = stop
@@ -233,7 +202,7 @@ class SessionsOnDisk:
 
     def on_compacted(self) -> None:
         """Those that are here are not in memory any more."""
-        self._leaving, self._copied = None, None
+        self._leaving = None
 
     # -- snapshots
 
@@ -257,11 +226,10 @@ class SessionsOnDisk:
         return first
 
 
-def _copied(keys: Slots, sessions: Sessions, live: Flags, copy: Copy) -> _Sessions:
-    """Their live sessions, of which each has some."""
+def _sessions_of(keys: Slots, sessions: Sessions, live: Flags) -> Slots:
+    """Their live sessions, of which each has some, in the order of keys."""
     slots = sessions.of_keys(keys, live)
-    slots = slots[np.argsort(sessions.keys.used[slots], kind="stable")]
-    return _Sessions(slots, sessions.keys.used[slots], copy(slots))
+    return slots[np.argsort(sessions.keys.used[slots], kind="stable")]
 
 
 def away_schema(stored: pa.Schema, key_count: int) -> pa.Schema:

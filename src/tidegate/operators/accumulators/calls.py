@@ -1,6 +1,6 @@
 """The running values of all calls of an aggregation as one: arguments, FILTER and DISTINCT are evaluated here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +10,7 @@ from tidegate.operators.accumulators.build import accumulator_of, add_partials
 from tidegate.operators.accumulators.collected import CollectedList, CollectedSet
 from tidegate.operators.accumulators.contract import Accumulator, Frozen
 from tidegate.operators.accumulators.distinct import DistinctRows, FreshRows
+from tidegate.operators.accumulators.grouped_entries import MOST_COPIED, GroupedEntries
 from tidegate.operators.columnar import GrowingArray, Slots, slots_array
 from tidegate.plan.expressions import Expression
 from tidegate.plan.kernels import compile_expression
@@ -83,26 +84,27 @@ class CallStates:
             each.seen.clear(slots)
 
     def arrays(self) -> list[GrowingArray[Any]]:
-        return [array for call in self._calls for array in call.accumulator.arrays]
+        by_call = [array for call in self._calls for array in call.accumulator.arrays]
+        return [*by_call, *(array for each in self._sets for array in each.seen.arrays)]
 
     def keep(self, slots: Slots) -> None:
         """As an accumulator does: what stands in `arrays` has been copied."""
         for call in self._calls:
             call.accumulator.keep(slots)
         for each in self._sets:
-            each.seen.keep(slots)
+            each.seen.keep()
+
+    def has_tidied_up(self) -> bool:
+        """Leaves behind a part of what groups held that are gone; whether there is nothing to leave behind."""
+        groups = next((each for each in self._entries() if not each.is_tidy()), None)
+        if groups is not None:
+            groups.tidy_up(MOST_COPIED)
+        return groups is None
 
     def freeze(self, slots: Slots | None = None) -> Frozen:
         parts = [plain.call.accumulator.freeze(slots) for plain in self._plain]
         parts += [each.seen.freeze(slots) for each in self._sets]
         return lambda part: [column for frozen in parts for column in frozen(part)]
-
-    @property
-    def is_frozen_by_part(self) -> bool:
-        """Whether freezing some slots takes their part of the time: all that was seen in any is copied at once."""
-        return not self._sets and not any(
-            isinstance(plain.call.accumulator, (CollectedList, CollectedSet)) for plain in self._plain
-        )
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         start = 0
@@ -119,6 +121,14 @@ class CallStates:
     def size_bytes(self) -> int:
         seen_bytes = sum(each.seen.size_bytes() for each in self._sets)
         return seen_bytes + sum(call.accumulator.size_bytes() for call in self._calls)
+
+    def _entries(self) -> Iterator[GroupedEntries[Any]]:
+        """Of calls that hold many for each group."""
+        for call in self._calls:
+            if isinstance(call.accumulator, CollectedList | CollectedSet):
+                yield call.accumulator.groups
+        for each in self._sets:
+            yield each.seen.groups
 
 
 class _Call:

@@ -6,17 +6,15 @@ Python.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.accumulators.collected import ListsBySlot
 from tidegate.operators.accumulators.contract import Frozen
-from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots, slots_array
-
-# Below this, leaving dead rows behind is not worth a copy of the live ones.
-_FEW_ROWS = 4096
-_NOBODY = 0  # owners are slots counted from 1
+from tidegate.operators.accumulators.grouped_entries import GroupedEntries
+from tidegate.operators.accumulators.pair_index import PairIndex
+from tidegate.operators.columnar import GrowingArray, KeyIndex, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +26,13 @@ class FreshRows:
 
 
 class DistinctRows:
-    """Pairs of slot and row, each once. Values are equal as Spark groups them: -0.0 is 0.0, NaN and null are values."""
+    """Each row once for a group. Values are equal as Spark groups them: -0.0 is 0.0, NaN and null are values."""
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
         """Raises `UnsupportedPlan` for types whose values cannot be compared."""
         self._schema = pa.schema([pa.field(f"value_{at}", kind) for at, kind in enumerate(kinds)])
         self._kind = pa.list_(pa.struct(list(self._schema)))
-        self._pairs = self._no_pairs()
-        self._owners: GrowingArray[np.int64] = GrowingArray(np.int64)
-        self._slot_count = 0
-        self._dead = 0
+        self.groups = GroupedEntries(PairIndex([pa.int64(), *kinds]))
 
     @property
     def stored_type(self) -> pa.DataType:
@@ -45,45 +40,35 @@ class DistinctRows:
         return self._kind
 
     def grow_to(self, slot_count: int) -> None:
-        self._slot_count = slot_count
+        self.groups.grow_to(slot_count)
 
     def add(self, columns: Sequence[pa.Array], slots: Slots) -> FreshRows:
-        pairs = pa.RecordBatch.from_arrays(
-            [slots_array(slots), *columns], names=[str(at) for at in range(len(columns) + 1)]
-        )
-        found = self._pairs.find_or_add(pairs)
-        self._owners.grow_to(self._pairs.count)
-        # Those that were just added, and those of a group that was cleared since.
-        unowned = np.flatnonzero(self._owners.used[found] == _NOBODY)
-        self._owners.used[found[unowned]] = slots[unowned] + 1
-        return self._read(np.unique(found[unowned]))
+        owners, pairs = self.groups.owners_of(slots), self.groups.held
+        first = pairs.count
+        new = pairs.add_pairs(owners, columns)
+        # As the index has them, in which -0.0 and NaN are brought to one form.
+        fresh = pa.RecordBatch.from_arrays(_values(pairs, slice(first, pairs.count)), schema=self._schema)
+        self.groups.add(owners[new])
+        return FreshRows(fresh, slots[new])
 
     def merge(self, *, sources: Slots, targets: Slots) -> FreshRows:
         """Gives the groups of `targets` what those of `sources` have seen; the rows that are new to them."""
-        places = np.zeros(self._slot_count + 1, dtype=np.int64)
-        places[sources + 1] = targets + 1
-        heirs = places[self._owners.used]
-        entries = np.flatnonzero(heirs)
-        return self.add(self._values(entries), heirs[entries] - 1)
+        found = self.groups.found(sources)
+        return self.add(_values(self.groups.held, found.entries), np.repeat(targets, np.diff(found.ends)))
 
     def clear(self, slots: Slots) -> None:
-        is_cleared = np.zeros(self._slot_count + 1, dtype=np.bool_)
-        is_cleared[slots + 1] = True
-        entries = np.flatnonzero(is_cleared[self._owners.used])
-        self._owners.used[entries] = _NOBODY
-        self._dead += len(entries)
-        if self._dead > max(_FEW_ROWS, self._owners.count // 2):
-            self._rebuild(np.arange(self._slot_count + 1))
+        self.groups.clear(slots)
 
-    def keep(self, slots: Slots) -> None:
-        places = np.zeros(self._slot_count + 1, dtype=np.int64)
-        places[slots + 1] = np.arange(1, len(slots) + 1)
-        self._rebuild(places)
-        self._slot_count = len(slots)
+    @property
+    def arrays(self) -> list[GrowingArray[Any]]:
+        return self.groups.arrays
+
+    def keep(self) -> None:
+        self.groups.keep()
 
     def freeze(self, slots: Slots | None = None) -> Frozen:
-        owners, pairs, kind = self._owners.used.copy(), self._pairs, self._kind
-        return ListsBySlot(owners, slots, self._slot_count, lambda entries: _structs(pairs, entries, kind), kind)
+        pairs, kind = self.groups.held, self._kind
+        return self.groups.freeze(slots, lambda entries: _structs(pairs, entries, kind), kind)
 
     def restore(self, slots: Slots, lists: pa.Array) -> FreshRows:
         """All that groups had seen; the groups are new."""
@@ -91,26 +76,12 @@ class DistinctRows:
         return self.add(lists.flatten().flatten(), np.repeat(slots, np.diff(offsets)))
 
     def size_bytes(self) -> int:
-        return self._pairs.size_bytes() + self._owners.used.nbytes
+        return self.groups.size_bytes()
 
-    def _read(self, entries: Slots) -> FreshRows:
-        rows = pa.RecordBatch.from_arrays(self._values(entries), schema=self._schema)
-        return FreshRows(rows, self._owners.used[entries] - 1)
 
-    def _values(self, entries: Slots) -> list[pa.Array]:
-        return self._pairs.gather(entries)[1:]
-
-    def _rebuild(self, places: Slots) -> None:
-        """The rows that belong to somebody, each slot at its new place; the old ones stay for whoever froze them."""
-        owners = places[self._owners.used]
-        entries = np.flatnonzero(owners)
-        values = self._values(entries)
-        self._pairs, self._owners, self._dead = self._no_pairs(), GrowingArray(np.int64), 0
-        self.add(values, owners[entries] - 1)
-
-    def _no_pairs(self) -> KeyIndex:
-        return KeyIndex([pa.int64(), *(field.type for field in self._schema)])
+def _values(pairs: KeyIndex, entries: Slots | slice) -> list[pa.Array]:
+    return pairs.gather(entries)[1:]
 
 
 def _structs(pairs: KeyIndex, entries: Slots, kind: pa.ListType) -> pa.Array:
-    return pa.Array.from_buffers(kind.value_type, len(entries), [None], children=pairs.gather(entries)[1:])
+    return pa.Array.from_buffers(kind.value_type, len(entries), [None], children=_values(pairs, entries))

@@ -10,19 +10,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.columnar import Flags, GrowingArray, Slots, fixed_array, slots_array
+from tidegate.operators.columnar import Flags, GrowingArray, Slots, ascending_order, fixed_array, slots_array
 
 # Below this, leaving dead values behind is not worth a copy of the live ones.
 _FEW_VALUES = 4096
+# A chunk has so many values or bytes, or what was appended at once: what is copied when it ends takes less than a ms.
+_CHUNK_VALUES = 1 << 16
+_CHUNK_BYTES = 1 << 22
 
 
 class ValueLog:
-    """Values by number, in the order in which they were appended: one large array, and small ones behind it."""
+    """Values by number, in the order in which they were appended: in chunks, and small arrays behind them."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
-        self._base: pa.Array = pa.nulls(0, kind)
+        # Only ever appended to; `_firsts`: the number of the first value of each.
+        self._chunks: list[pa.Array] = []
+        self._firsts: list[int] = []
         self._recent: list[pa.Array] = []
+        self._recent_count = 0
+        self._recent_bytes = 0
         self._size_bytes = 0
         self.count = 0
 
@@ -32,10 +39,13 @@ class ValueLog:
         values = _plain(values, self.kind)
         self._recent.append(values)
         # Their own: many may be parts of one batch, whose memory would count for each.
-        self._size_bytes += int(values.nbytes)
+        value_bytes = int(values.nbytes)
+        self._size_bytes += value_bytes
+        self._recent_bytes += value_bytes
+        self._recent_count += len(values)
         self.count += len(values)
-        if self.count - len(self._base) > max(_FEW_VALUES, len(self._base) // 2):
-            self._base, self._recent = pa.concat_arrays([self._base, *self._recent]), []
+        if self._recent_count >= _CHUNK_VALUES or self._recent_bytes >= _CHUNK_BYTES:
+            self._end_chunk()
 
     def take(self, numbers: Slots, valid: Flags | None = None) -> pa.Array:
         """Null where `valid` is not."""
@@ -45,16 +55,37 @@ class ValueLog:
         """Reads what is there now, also later."""
         if len(self._recent) > 1:
             self._recent = [pa.concat_arrays(self._recent)]
-        base = self._base
-        recent = self._recent[0] if self._recent else None
-        return lambda numbers, valid: _taken(base, recent, numbers, valid)
+        chunks, firsts, chunk_count = self._chunks, self._firsts, len(self._chunks)
+        recent, first_recent = self._recent[:1], self.count - self._recent_count
+
+        def read(numbers: Slots, valid: Flags | None) -> pa.Array:
+            return _taken(
+                [*chunks[:chunk_count], *recent], [*firsts[:chunk_count], first_recent], numbers, valid, self.kind
+            )
+
+        return read
 
     def keep(self, numbers: Slots) -> None:
-        self._base, self._recent, self.count = self.take(numbers), [], len(numbers)
-        self._size_bytes = int(self._base.nbytes)
+        kept = self.take(numbers)
+        self._chunks, self._firsts, self._recent, self._recent_count, self._recent_bytes = [], [], [], 0, 0
+        self._size_bytes = self.count = 0
+        self.append(kept)
+
+    def empty_copy(self, count: int) -> "ValueLog":
+        """A log of such values without any; how many will come makes no difference."""
+        return ValueLog(self.kind)
+
+    def append_from(self, other: "ValueLog", numbers: Slots) -> None:
+        self.append(other.take(numbers))
 
     def size_bytes(self) -> int:
         return self._size_bytes
+
+    def _end_chunk(self) -> None:
+        self._firsts.append(self.count - self._recent_count)
+        # With one more, so that they are copied: a batch that they are part of need not stay.
+        self._chunks.append(pa.concat_arrays([pa.nulls(0, self.kind), *self._recent]))
+        self._recent, self._recent_count, self._recent_bytes = [], 0, 0
 
 
 class ValueSlots:
@@ -132,22 +163,31 @@ def fixed_flags(column: pa.Array) -> Flags:
     return bits
 
 
-def _taken(base: pa.Array, recent: pa.Array | None, numbers: Slots, valid: Flags | None) -> pa.Array:
-    if recent is None:
-        return base.take(fixed_array(pa.int64(), numbers, valid))
-    is_recent = numbers >= len(base)
-    if is_recent.all():
-        return recent.take(fixed_array(pa.int64(), numbers - len(base), valid))
-    if not is_recent.any():
-        return base.take(fixed_array(pa.int64(), numbers, valid))
-    older, newer = np.flatnonzero(~is_recent), np.flatnonzero(is_recent)
+def _taken(
+    chunks: Sequence[pa.Array], firsts: Sequence[int], numbers: Slots, valid: Flags | None, kind: pa.DataType
+) -> pa.Array:
+    """Values by number; `firsts`: the number of the first in each chunk, and of one more if there are more of them."""
+    if len(chunks) <= 1:
+        only = chunks[0] if chunks else pa.nulls(0, kind)
+        return only.take(fixed_array(pa.int64(), numbers, valid))
+    if valid is not None:
+        numbers = np.where(valid, numbers, 0)
+    order = ascending_order(numbers)
+    ascending = numbers if order is None else numbers[order]
+    stops = [*np.searchsorted(ascending, firsts[1 : len(chunks)]).tolist(), len(ascending)]
+    starts = [0, *stops[:-1]]
     parts = [
-        base.take(fixed_array(pa.int64(), numbers[older], None if valid is None else valid[older])),
-        recent.take(fixed_array(pa.int64(), numbers[newer] - len(base), None if valid is None else valid[newer])),
+        chunk.take(slots_array(ascending[start:stop] - first))
+        for chunk, first, start, stop in zip(chunks, firsts, starts, stops, strict=False)
+        if start < stop
     ]
-    order = np.empty(len(numbers), dtype=np.int64)
-    order[older], order[newer] = np.arange(len(older)), np.arange(len(older), len(numbers))
-    return pa.concat_arrays(parts).take(slots_array(order))
+    taken = pa.concat_arrays(parts) if parts else pa.nulls(0, kind)
+    if order is None and valid is None:
+        return taken
+    places = np.arange(len(numbers))
+    if order is not None:
+        places[order] = np.arange(len(numbers))
+    return taken.take(fixed_array(pa.int64(), places, valid))
 
 
 def _plain(values: pa.Array, kind: pa.DataType) -> pa.Array:
