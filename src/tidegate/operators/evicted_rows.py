@@ -31,6 +31,11 @@ _END_BYTES: Final = 8
 _NEVER_US: Final = np.iinfo(np.int64).max
 _LEAST_US: Final = np.iinfo(np.int64).min
 _SIGN: Final = np.uint64(1 << 63)
+# So many bytes of rows come back at once, of which there are some copies for a moment: some ten ms.
+READ_BYTES: Final = 1 << 22
+# So many rows are looked up at once while it is not known how large they are, then up to twice as many as before.
+_FIRST_READ: Final = 1 << 8
+_MOST_READ: Final = 1 << 14
 
 # From columns, when each row ends.
 EndsOf: TypeAlias = Callable[[Sequence[pa.Array]], npt.NDArray[np.int64]]
@@ -112,6 +117,7 @@ class EvictedRows:
         self._ends = ends
         # No entry of a key group ends sooner; kept loose, made tight by looking.
         self._first_ends_us = np.full(max_parallelism, _NEVER_US)
+        self._read_at_once = _FIRST_READ
         self.has_any = bool(restored)
         # Which keys were restored is not known.
         self._seen = None if restored else KeysSeen()
@@ -145,27 +151,27 @@ class EvictedRows:
             if self._by_end is not None:
                 self._by_end.put_many(named.key_groups, _behind(ends_us, named.stored), [b""] * len(ends_us))
         encoded = self._values.encode(values, len(hashes))
+        self._learn_from(encoded)
         self._state.put_many(named.key_groups, named.stored, [_FORMAT + row for row in encoded])
         self.has_any = True
         if self._seen is not None:
             self._seen.add(hashes, most_bytes=most_seen_bytes, last_end_us=last_end_us)
 
-    def get(self, index: KeyIndex, slots: Slots) -> tuple[Slots, pa.RecordBatch | None]:
-        """Of those slots, the ones whose keys have an entry, and their rows."""
+    def get(self, index: KeyIndex, slots: Slots) -> Iterator[tuple[Slots, pa.RecordBatch]]:
+        """Of those slots, the ones whose keys have an entry, and their rows: by their bytes, some at a time."""
         if self._seen is not None:
             slots = slots[self._seen.may_hold(index.hashes[slots])]
-        if len(slots) == 0:
-            return slots, None
-        keys = index.gather(slots)
-        named = self._named(keys, index.hashes[slots])
-        found = self._state.get_many(named.key_groups, named.stored)
-        places = np.array([at for at, row in enumerate(found) if row is not None], dtype=np.int64)
-        if len(places) == 0:
-            return places, None
-        chosen = slots_array(places)
-        columns = [key.take(chosen) for key in keys]
-        values = self._decoded([row for row in found if row is not None])
-        return slots[places], pa.RecordBatch.from_arrays([*columns, *values], schema=self._schema)
+        while len(slots):
+            some, slots = slots[: self._read_at_once], slots[self._read_at_once :]
+            keys = index.gather(some)
+            found = self._read(self._named(keys, index.hashes[some]))
+            places = np.array([at for at, row in enumerate(found) if row is not None], dtype=np.int64)
+            if len(places) == 0:
+                continue
+            chosen = slots_array(places)
+            columns = [key.take(chosen) for key in keys]
+            values = self._decoded([row for row in found if row is not None])
+            yield some[places], pa.RecordBatch.from_arrays([*columns, *values], schema=self._schema)
 
     def delete(self, index: KeyIndex, slots: Slots, ends_us: npt.NDArray[np.int64] | None) -> None:
         """`ends_us`: of their rows as they were written, if the keys do not say it; None to leave those as they are."""
@@ -191,7 +197,7 @@ class EvictedRows:
     def due(self, watermarks_us: npt.NDArray[np.int64], own: range, most: int) -> pa.RecordBatch | None:
         """Up to so many rows that have ended, each key group's earliest first; None if there is none.
 
-        They stay until they are deleted, and are found again until then.
+        Fewer if they are large. They stay until they are deleted, and are found again until then.
         """
         if self._ends is None:
             return None
@@ -203,24 +209,33 @@ class EvictedRows:
         by_end = self._by_end or self._state
         found: list[tuple[bytes, bytes]] = []
         key_groups: list[int] = []
+        left_bytes = READ_BYTES
         for group in own:
-            if self._first_ends_us[group] > watermarks_us[group] or len(found) == most:
+            if self._first_ends_us[group] > watermarks_us[group] or len(found) == most or left_bytes <= 0:
                 continue
             start, behind = _end_bytes(self._first_ends_us[group]), _end_bytes(int(watermarks_us[group]) + 1)
-            ended = by_end.entries_from(group, start, most - len(found), end=behind)
+            ended = by_end.entries_from(group, start, most - len(found), end=behind, most_bytes=left_bytes)
+            left_bytes -= sum(len(row) for _, row in ended)
             found += ended
             key_groups += [group] * len(ended)
             first = ended or by_end.entries_from(group, behind, 1)
             self._first_ends_us[group] = _end_from(first[0][0]) if first else _NEVER_US
         if self._by_end is not None:
-            found = self._named_by(key_groups, [key[_END_BYTES:] for key, _ in found])
+            found = self._named_by(Keys(key_groups, [key[_END_BYTES:] for key, _ in found]))
         return self._rows_of(found) if found else None
 
-    def _named_by(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """The entries of these keys, which are there."""
-        rows = [row for row in self._state.get_many(key_groups, keys) if row is not None]
-        assert len(rows) == len(keys), "an end has its row"
-        return list(zip(keys, rows, strict=True))
+    def _named_by(self, named: Keys) -> list[tuple[bytes, bytes]]:
+        """The entries of the first of these keys, which are there, until they take so many bytes."""
+        entries: list[tuple[bytes, bytes]] = []
+        left_bytes = READ_BYTES
+        while len(entries) < len(named.stored) and left_bytes > 0:
+            part = slice(len(entries), len(entries) + self._read_at_once)
+            some = Keys(named.key_groups[part], named.stored[part])
+            rows = [row for row in self._read(some) if row is not None]
+            assert len(rows) == len(some.stored), "an end has its row"
+            entries += zip(some.stored, rows, strict=True)
+            left_bytes -= sum(map(len, rows))
+        return entries
 
     # -- all
 
@@ -235,6 +250,16 @@ class EvictedRows:
         key_start = _END_BYTES if self._ends is not None and self._ends.is_in_key else 0
         keys = self._keys.decode([key[key_start:] for key, _ in entries])
         return pa.RecordBatch.from_arrays([*keys, *self._decoded([row for _, row in entries])], schema=self._schema)
+
+    def _read(self, named: Keys) -> list[bytes | None]:
+        found = self._state.get_many(named.key_groups, named.stored)
+        self._learn_from([row for row in found if row is not None])
+        return found
+
+    def _learn_from(self, rows: Sequence[bytes]) -> None:
+        """How many are read at once, by how large the last ones were."""
+        fitting = READ_BYTES * len(rows) // max(1, sum(map(len, rows)))
+        self._read_at_once = max(1, min(2 * self._read_at_once, fitting, _MOST_READ)) if rows else self._read_at_once
 
     def _named(self, keys: Sequence[pa.Array], hashes: Hashes) -> Keys:
         stored = self._keys.encode(keys, len(hashes))

@@ -96,8 +96,7 @@ class RowsOnDisk:
         count = self._rows.index.count
         for start in range(first_slot, count, _LOOKED_UP):
             slots = np.arange(start, min(start + _LOOKED_UP, count))
-            found, rows = self._evicted.get(self._rows.index, slots)
-            if rows is not None:
+            for found, rows in self._evicted.get(self._rows.index, slots):
                 self._take_in(found, rows)
 
     def before_change(self, slots: Slots) -> None:

@@ -93,8 +93,7 @@ class SessionsOnDisk:
             return
         count = index.count
         for start in range(first_key, count, _AT_ONCE):
-            _, rows = self._evicted.get(index, np.arange(start, min(start + _AT_ONCE, count)))
-            if rows is not None:
+            for _, rows in self._evicted.get(index, np.arange(start, min(start + _AT_ONCE, count))):
                 self._evicted.remove(rows)
                 yield self._sessions_in(rows)
 
@@ -184,11 +183,13 @@ class SessionsOnDisk:
         keys = np.unique(keys)
         away: Slots = keys[self._places.used[keys] == _AWAY]
         self._places.used[keys] = _STAYS
+        found_count = 0
         for at in range(0, len(away), _AT_ONCE):
             assert self._evicted is not None
-            _, rows = self._evicted.get(index, away[at : at + _AT_ONCE])
-            assert rows is not None, "they were written"
-            self._evicted.remove(rows)
+            for _, rows in self._evicted.get(index, away[at : at + _AT_ONCE]):
+                self._evicted.remove(rows)
+                found_count += rows.num_rows
+        assert found_count == len(away), "they were written"
         return away
 
     def staying(self, sessions: Sessions, live: Flags) -> Flags:

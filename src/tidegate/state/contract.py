@@ -105,9 +105,12 @@ class BulkState(KeyedState, Protocol):
     def put_many(self, key_groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes]) -> None: ...
     def delete_many(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> None: ...
     def entries_from(
-        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None
+        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None, most_bytes: int | None = None
     ) -> list[tuple[bytes, bytes]]:
-        """In the order of their keys, up to so many, the first of them not below `start`, all below `end`."""
+        """In the order of their keys, up to so many, the first of them not below `start`, all below `end`.
+
+        The one whose value brings all of them to `most_bytes` is the last.
+        """
         ...
 
 

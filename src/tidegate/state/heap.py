@@ -5,6 +5,7 @@ Must never change a dictionary that a snapshot still refers to.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -63,10 +64,11 @@ class HeapState:
             self.delete(key_group, key)
 
     def entries_from(
-        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None
+        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None, most_bytes: int | None = None
     ) -> list[tuple[bytes, bytes]]:
         entries = self._groups.get(key_group, {}).items()
-        return sorted(entry for entry in entries if entry[0] >= start and (end is None or entry[0] < end))[:most]
+        found = sorted(entry for entry in entries if entry[0] >= start and (end is None or entry[0] < end))
+        return first_entries(found, most, most_bytes)
 
     def size_bytes(self) -> int:
         return self._size_bytes
@@ -205,3 +207,19 @@ def _entries_of(section: RestoredSection, name: str, key_groups: KeyGroupRange) 
 def encode_groups(groups: Mapping[int, Mapping[bytes, bytes]]) -> bytes:
     # Each group is a byte string of its own, so that a restore steps over the groups of others.
     return _encode({key_group: _encode(entries) for key_group, entries in groups.items()})
+
+
+def first_entries(
+    entries: Iterable[tuple[bytes, bytes]], most: int, most_bytes: int | None
+) -> list[tuple[bytes, bytes]]:
+    """Up to so many of these; the one whose value brings all of them to so many bytes is the last."""
+    if most_bytes is None:
+        return list(islice(entries, most))
+    found: list[tuple[bytes, bytes]] = []
+    left_bytes = most_bytes
+    for entry in islice(entries, most):
+        found.append(entry)
+        left_bytes -= len(entry[1])
+        if left_bytes <= 0:
+            break
+    return found

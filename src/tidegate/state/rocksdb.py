@@ -17,7 +17,7 @@ from tidegate.model.ids import KeyGroupRange
 from tidegate.state import sst_files
 from tidegate.state.contract import ENTRIES_SECTION, ROCKSDB_SECTION, RestoredSection, Section
 from tidegate.state.entry_files import changes_in
-from tidegate.state.heap import read_section
+from tidegate.state.heap import first_entries, read_section
 from tidegate.state.rocksdb_instance import (
     FAMILY_PREFIX,
     CheckpointInTheMaking,
@@ -105,14 +105,14 @@ class RocksState:
             self._write([(key, None) for key in _stored_keys(key_groups, keys)])
 
     def entries_from(
-        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None
+        self, key_group: int, start: bytes, most: int, *, end: bytes | None = None, most_bytes: int | None = None
     ) -> list[tuple[bytes, bytes]]:
         if self.held is not None:
             self._backend.settle()
         if self._family is None:
             return []
         entries = entries_of(self._family, key_group, key_group + 1, start, end)
-        return list(islice(self._walk(entries), most))
+        return first_entries(self._walk(entries), most, most_bytes)
 
     def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
         if self.held is not None:

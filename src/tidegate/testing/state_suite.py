@@ -135,6 +135,15 @@ class StateBackendSuite:
         assert state.entries_from(3, b"aa", 9) == [(b"b", b"2"), (b"c", b"3")]
         assert state.entries_from(5, b"", 9) == []
 
+    def test_the_first_entries_end_with_the_one_that_brings_them_to_so_many_bytes(self, backend: StateBackend) -> None:
+        state = backend.keyed("count")
+        entries = [(b"a", b"1234"), (b"b", b"12"), (b"c", b""), (b"d", b"1234")]
+        state.put_many([3] * 4, [key for key, _ in entries], [value for _, value in entries])
+        for most_bytes, count in ((1, 1), (4, 1), (5, 2), (6, 2), (7, 4), (100, 4)):
+            assert state.entries_from(3, b"", 9, most_bytes=most_bytes) == entries[:count]
+        assert state.entries_from(3, b"", 3, most_bytes=100) == entries[:3]
+        assert state.entries_from(3, b"b", 9, end=b"d", most_bytes=100) == entries[1:3]
+
     def test_states_of_different_names_do_not_see_each_other(self, backend: StateBackend) -> None:
         backend.keyed("one").put(3, b"k", b"1")
         assert backend.keyed("two").get(3, b"k") is None
