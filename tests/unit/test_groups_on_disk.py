@@ -16,7 +16,6 @@ from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_tiny_
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
 from tidegate.operators import aggregate, compaction, evicted_rows, log_book, logged_rows
-from tidegate.operators.accumulators import grouped_entries
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.keys_seen import KeysSeen
@@ -247,8 +246,6 @@ steps = st.lists(
 def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     take_tiny_steps(monkeypatch)
     monkeypatch.setattr(aggregate, "_FEW_GROUPS", 2)
-    monkeypatch.setattr(grouped_entries, "_FEW_ENTRIES", 2)
-    monkeypatch.setattr(grouped_entries, "MOST_COPIED", 3)
 
 
 SPECS = {

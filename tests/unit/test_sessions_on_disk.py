@@ -19,7 +19,7 @@ from tests.unit.test_windows_of_groups import ALL, Running, batch_of, spec_of
 from tests.unit.tiny_steps import InTurn, opened_backends, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, range_of
-from tidegate.operators import numbered_log, session_aggregate, session_compaction, sessions_on_disk
+from tidegate.operators import aggregate, numbered_log, session_aggregate, session_compaction, sessions_on_disk
 from tidegate.operators.build import build_operator
 from tidegate.operators.session_aggregate import SessionAggregateOperator
 from tidegate.operators.stored_groups import row_format
@@ -40,7 +40,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     take_tiny_steps(monkeypatch)
     monkeypatch.setattr(numbered_log, "_PART_MARKS", 3)
     monkeypatch.setattr(session_aggregate, "_FEW_SESSIONS", 2)
-    monkeypatch.setattr(session_aggregate, "LEAST_FIRED_GROUPS", 2)
+    monkeypatch.setattr(aggregate, "LEAST_FIRED_GROUPS", 2)
     monkeypatch.setattr(session_compaction, "MOST_LINKED_SESSIONS", 3)
 
 

@@ -10,7 +10,17 @@ import pytest
 
 from tests.in_memory import folder_in_memory
 from tidegate.model.ids import KeyGroupRange
-from tidegate.operators import block_marks, compaction, log_book, logged_rows, rows_on_disk, sessions_on_disk
+from tidegate.operators import (
+    block_marks,
+    compaction,
+    evicted_rows,
+    log_book,
+    logged_rows,
+    parts,
+    rows_on_disk,
+    sessions_on_disk,
+)
+from tidegate.operators.accumulators import chains, grouped_entries
 from tidegate.state.contract import Section
 from tidegate.state.row_store import RowStore, RunStore
 from tidegate.worker.state_backends import HeapBackends, RocksBackends, StateBackends
@@ -33,6 +43,14 @@ def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_marks, "LEAST_SLOTS", 20)
     monkeypatch.setattr(block_marks, "_STEP_BLOCKS", 1)
     monkeypatch.setattr(block_marks, "_SAMPLE_BLOCKS", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", 200)
+    monkeypatch.setattr(evicted_rows, "READ_BYTES", 300)
+    monkeypatch.setattr(evicted_rows, "_FIRST_READ", 2)
+    monkeypatch.setattr(evicted_rows, "_MOST_READ", 5)
+    monkeypatch.setattr(chains, "_LEAST_ROOM", 1)
+    monkeypatch.setattr(chains, "_MOST_ROOM", 3)
+    monkeypatch.setattr(grouped_entries, "_FEW_ENTRIES", 2)
+    monkeypatch.setattr(grouped_entries, "MOST_COPIED", 3)
     monkeypatch.setattr(compaction, "MOST_COPIED_KEYS", 5)
     monkeypatch.setattr(compaction, "MOST_COPIED_BYTES", 64)
 

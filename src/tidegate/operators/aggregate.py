@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidegate.operators import parts
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.accumulators.contract import Frozen
 from tidegate.operators.block_marks import BlockMarks
@@ -31,7 +32,7 @@ from tidegate.state.row_store import RowStore
 EMIT_INTERVAL_MS = 100.0
 # Bounds one output batch, so that offsets of strings fit and the receiver can take it in slices.
 EMIT_BATCH_ROWS = 1 << 16
-# Some running values are found by looking through all of them, which must not be done for a handful of groups.
+# A step costs some tenths of a ms whatever it brings out, which must not be a handful of groups; but of long arrays.
 LEAST_FIRED_GROUPS = 1 << 12
 # Below this, leaving finished groups behind is not worth a copy of the live ones.
 _FEW_GROUPS = 1 << 12
@@ -123,7 +124,7 @@ class AggregateOperator:
             return True
         if not self._calls.has_tidied_up():
             return True
-        count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
+        count = fired_at_once(max_timers, self._calls, self._index.count)
         found = self._expiry.finished(count, lambda part: self._index.hashes[part])
         if len(found.slots):
             self._emit_for_the_last_time(found.slots, emit)
@@ -162,7 +163,12 @@ class AggregateOperator:
         live = np.ones(index.count, np.bool_) if self._expiry is None else self._expiry.frozen_live()
         # Keys and hashes never change, so they are read when encoding; running values are those of this moment.
         return sections_of(
-            lambda part: [*index.gather(part), *calls(part)], index.hashes, live, self._stored_schema, self._context
+            lambda part: [*index.gather(part), *calls(part)],
+            index.hashes,
+            live,
+            self._stored_schema,
+            self._context,
+            self._calls.array_bytes(),
         )
 
     def state_bytes(self) -> int:
@@ -194,6 +200,9 @@ class AggregateOperator:
         index, calls = self._index, self._calls.freeze(slots)
         # Keys never change, so they are read when encoding; running values are those of this moment.
         return lambda part: [*index.gather(slots[part]), *calls(part)]
+
+    def array_bytes(self, slots: Slots) -> Slots | None:
+        return self._calls.array_bytes(slots)
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
@@ -419,6 +428,13 @@ class AggregateOperator:
             self._dead = int(np.count_nonzero(~self._expiry.live))
         if self._on_disk is not None:
             self._on_disk.on_compacted()
+
+
+def fired_at_once(max_timers: int, calls: CallStates, slot_count: int) -> int:
+    """How many of so many groups may come out in a step, which takes a few ms."""
+    count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
+    most = calls.slots_with_bytes(slot_count, parts.PART_BYTES)
+    return count if most is None else min(count, most)
 
 
 def stored_schema(spec: AggregateSpec) -> pa.Schema:

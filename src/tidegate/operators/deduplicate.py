@@ -200,6 +200,9 @@ class DeduplicateOperator:
         index, times = self._index, self._expiry.ends_us[slots]
         return lambda part: [*index.gather(slots[part]), fixed_array(pa.int64(), times[part], None)]
 
+    def array_bytes(self, slots: Slots) -> Slots | None:
+        return None
+
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
         self._on_disk = self._rows_on_disk(store, restored)

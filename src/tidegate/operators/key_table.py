@@ -129,4 +129,6 @@ class KeyTable:
         return 0 if self._next is None else len(self.now) - self._copied
 
     def size_bytes(self) -> int:
-        return self.now.size_bytes() + (0 if self._next is None else self._next.size_bytes())
+        """Of the next one what has been written to: the rest of its memory is not there yet."""
+        next_bytes = 0 if self._next is None else self._next.size_bytes() * self._copied // len(self.now)
+        return self.now.size_bytes() + next_bytes

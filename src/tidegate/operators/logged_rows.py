@@ -22,6 +22,7 @@ from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, sl
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.log_book import FileUse
 from tidegate.operators.log_format import LogFormat
+from tidegate.operators.parts import parts_of
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.operators.taking import GoneKeys, Taking
 from tidegate.plan.key_groups import Hashes, hash_rows
@@ -57,6 +58,10 @@ class SlottedRows(Protocol):
 
     def frozen(self, slots: Slots) -> Callable[[slice], list[pa.Array]]:
         """The rows of these slots as they are now, by place among them; must take no longer than for their part."""
+        ...
+
+    def array_bytes(self, slots: Slots) -> Slots | None:
+        """About what these hold in arrays; None if rows have none."""
         ...
 
 
@@ -272,8 +277,7 @@ class LoggedRows:
         self._take_out(slots)
         self._flags.used[slots] &= ~self._owed.bit
         frozen, hashes = self._rows.frozen(slots), self._rows.index.hashes
-        for at in range(0, len(slots), log_book.PART_ROWS):
-            part = slice(at, min(at + log_book.PART_ROWS, len(slots)))
+        for part in parts_of(len(slots), log_book.PART_ROWS, self._rows.array_bytes(slots)):
             if not taking.has_room(part.stop - part.start):
                 self._add_file(taking)
             number = taking.add(partial(self._encoded, frozen, hashes, slots[part], part), slots[part])

@@ -69,13 +69,18 @@ class LoggedSessions:
 
     # -- snapshots
 
-    def snapshot(self, frozen: Callable[[Slots], ReadPart]) -> list[Section]:
-        """`frozen`: of slots, their sessions as they are now; must not take long."""
+    def snapshot(
+        self, frozen: Callable[[Slots], ReadPart], array_bytes: Callable[[Slots], Slots | None]
+    ) -> list[Section]:
+        """`frozen`: of slots, their sessions as they are now; must not take long. `array_bytes`: what each has in them.
+
+        None if sessions have no arrays.
+        """
         changed, marks = np.flatnonzero(self._changed.used), self._changes.take()
         if len(changed) or marks.count:
             kept = self._log.give_up(marks, len(changed))
             changed = self._with_given_up(changed, kept)
-            (first,) = self._log.append([FrozenRows(NUMBER, len(changed), frozen(changed))])
+            (first,) = self._log.append([FrozenRows(NUMBER, len(changed), frozen(changed), array_bytes(changed))])
             self._numbers.used[changed] = np.arange(first, first + len(changed))
             self._changed.used[changed] = False
             self._in_use = KeptNumbers(kept.low, first + len(changed))

@@ -14,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators import log_book
+from tidegate.operators.columnar import Slots
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.log_book import FileUse
 from tidegate.operators.numbered_format import FoundRows, LogReader, encoded_gone, encoded_met, encoded_rows
+from tidegate.operators.parts import parts_of
 from tidegate.operators.row_numbers import Marks, Numbers
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes
@@ -34,11 +36,12 @@ ReadPart: TypeAlias = Callable[[slice], tuple[Sequence[pa.Array], Hashes]]
 
 @dataclass(frozen=True, slots=True)
 class FrozenRows:
-    """`number_column`: by which it is known how they are written."""
+    """`number_column`: by which it is known how they are written. `array_bytes`: what each has in arrays, if any."""
 
     number_column: str
     count: int
     read: ReadPart
+    array_bytes: Slots | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +103,12 @@ class NumberedLog:
         begun_at = self._next
         for frozen in rows:
             firsts.append(self._next)
-            at = 0
-            while at < frozen.count:
-                room = log_book.FILE_ROWS - (self._next - begun_at)
-                part = slice(at, min(at + log_book.PART_ROWS, at + room, frozen.count))
-                parts.append(partial(self._encoded, frozen, part, self._next))
-                self._next += part.stop - part.start
-                at = part.stop
-                if self._next - begun_at == log_book.FILE_ROWS:
+            for part in parts_of(frozen.count, log_book.PART_ROWS, frozen.array_bytes):
+                if self._next - begun_at + part.stop - part.start > log_book.FILE_ROWS:
                     self._add_file(parts, begun_at)
                     parts, begun_at = [], self._next
+                parts.append(partial(self._encoded, frozen, part, self._next))
+                self._next += part.stop - part.start
         if parts or self._marks.count:
             self._add_file(parts, begun_at)
         return firsts

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.operators.accumulators.calls import CallStates
-from tidegate.operators.aggregate import EMIT_BATCH_ROWS, LEAST_FIRED_GROUPS, plain_type, stays_because
+from tidegate.operators.aggregate import EMIT_BATCH_ROWS, fired_at_once, plain_type, stays_because
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, fixed_array
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.expiry import Expiry, end_of, start_of
@@ -139,7 +139,7 @@ class SessionAggregateOperator:
             return True
         if not self._calls.has_tidied_up():
             return True
-        count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
+        count = fired_at_once(max_timers, self._calls, self._sessions.count)
         found = self._expiry.finished(count, lambda part: self._index.hashes[self._sessions.keys.used[part]])
         if len(found.slots):
             if self._on_disk is not None:
@@ -197,7 +197,7 @@ class SessionAggregateOperator:
         self._log_or_not()
         if self._logged is not None:
             away = [] if self._on_disk is None else self._on_disk.snapshot()
-            return [*self._logged.snapshot(self._frozen), *away]
+            return [*self._logged.snapshot(self._frozen, self._calls.array_bytes), *away]
         index, calls, window_type = self._index, self._calls.freeze(), self._window_type
         keys, starts = self._sessions.keys.frozen(), self._sessions.starts_us.frozen()
         ends, live = self._expiry.frozen_ends_us(), self._expiry.frozen_live()
@@ -207,6 +207,7 @@ class SessionAggregateOperator:
             live,
             self._stored_schema,
             self._context,
+            self._calls.array_bytes(),
         )
 
     def _frozen(self, slots: Slots) -> ReadPart:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
-from tidegate.operators.columnar import Flags, slots_array
+from tidegate.operators.columnar import Flags, Slots, slots_array
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes
@@ -18,9 +18,17 @@ SECTION_NAME = "aggregate"
 
 
 def sections_of(
-    read: Callable[[slice], list[pa.Array]], hashes: Hashes, live: Flags, schema: pa.Schema, context: TaskContext
+    read: Callable[[slice], list[pa.Array]],
+    hashes: Hashes,
+    live: Flags,
+    schema: pa.Schema,
+    context: TaskContext,
+    array_bytes: Slots | None,
 ) -> list[Section]:
-    """`read` gives the columns of a range of slots, as they are now, whenever it is called; `live` is not changed."""
+    """`read` gives the columns of a range of slots, as they are now, whenever it is called; `live` is not changed.
+
+    `array_bytes`: about what each holds in arrays, if they hold any.
+    """
 
     def live_rows(part: slice) -> tuple[pa.RecordBatch, Hashes]:
         rows = pa.RecordBatch.from_arrays(read(part), schema=schema)
@@ -29,7 +37,7 @@ def sections_of(
         places = np.flatnonzero(live[part])
         return rows.take(slots_array(places)), hashes[part][places]
 
-    return row_format(schema).sections(live_rows, len(live), context)
+    return row_format(schema).sections(live_rows, len(live), context, array_bytes)
 
 
 def stored_batches(section: RestoredSection, schema: pa.Schema, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:

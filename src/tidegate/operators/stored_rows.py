@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange
-from tidegate.operators.columnar import fixed_array, slots_array
+from tidegate.operators.columnar import Slots, fixed_array, slots_array
 from tidegate.operators.contract import TaskContext
+from tidegate.operators.parts import parts_of
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, key_group_of
 from tidegate.state.contract import RestoredSection, Section
 
@@ -35,10 +36,17 @@ class RowFormat:
     schema: pa.Schema
 
     def sections(
-        self, read: Callable[[slice], tuple[pa.RecordBatch, Hashes]], row_count: int, context: TaskContext
+        self,
+        read: Callable[[slice], tuple[pa.RecordBatch, Hashes]],
+        row_count: int,
+        context: TaskContext,
+        array_bytes: Slots | None = None,
     ) -> list[Section]:
-        """`read` gives a range of the rows as they are now, with the hashes of their keys, whenever it is called."""
-        parts = [slice(at, min(at + SECTION_ROWS, row_count)) for at in range(0, row_count, SECTION_ROWS)]
+        """`read` gives a range of the rows as they are now, with the hashes of their keys, whenever it is called.
+
+        `array_bytes`: about what each has in arrays, if they have any.
+        """
+        parts = parts_of(row_count, SECTION_ROWS, array_bytes)
         encode = partial(self._encoded_part, read, context.max_parallelism)
         return [Section(self.name, context.key_groups, partial(encode, part)) for part in parts]
 

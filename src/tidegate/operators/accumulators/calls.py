@@ -6,11 +6,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from tidegate.operators.accumulators import grouped_entries
 from tidegate.operators.accumulators.build import accumulator_of, add_partials
 from tidegate.operators.accumulators.collected import CollectedList, CollectedSet
 from tidegate.operators.accumulators.contract import Accumulator, Frozen
 from tidegate.operators.accumulators.distinct import DistinctRows, FreshRows
-from tidegate.operators.accumulators.grouped_entries import MOST_COPIED, GroupedEntries
+from tidegate.operators.accumulators.grouped_entries import GroupedEntries
 from tidegate.operators.columnar import GrowingArray, Slots, slots_array
 from tidegate.plan.expressions import Expression
 from tidegate.plan.kernels import compile_expression
@@ -98,13 +99,23 @@ class CallStates:
         """Leaves behind a part of what groups held that are gone; whether there is nothing to leave behind."""
         groups = next((each for each in self._entries() if not each.is_tidy()), None)
         if groups is not None:
-            groups.tidy_up(MOST_COPIED)
+            groups.tidy_up(grouped_entries.MOST_COPIED)
         return groups is None
 
     def freeze(self, slots: Slots | None = None) -> Frozen:
         parts = [plain.call.accumulator.freeze(slots) for plain in self._plain]
         parts += [each.seen.freeze(slots) for each in self._sets]
         return lambda part: [column for frozen in parts for column in frozen(part)]
+
+    def array_bytes(self, slots: Slots | None = None) -> Slots | None:
+        """About what these slots, or all, hold in arrays and for DISTINCT; None if no call does."""
+        by_call = [each.bytes_of(slots) for each in self._entries()]
+        return np.sum(by_call, axis=0) if by_call else None
+
+    def slots_with_bytes(self, slot_count: int, size_bytes: int) -> int | None:
+        """How many of so many slots hold about so much in arrays and for DISTINCT; None if all hold less."""
+        held_bytes = sum(each.size_bytes() for each in self._entries())
+        return None if held_bytes <= size_bytes else max(1, slot_count * size_bytes // held_bytes)
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         start = 0

@@ -120,9 +120,9 @@ class Chains:
     def now(self) -> ChainsOfNow:
         return ChainsOfNow(self._starts.used, self._before.used, self._entries.used)
 
-    def size_of(self, owners: Slots) -> int:
-        """How many entries they have together."""
-        return int(self._by_owner.used["size"][owners].sum(dtype=np.int64))
+    def sizes(self, owners: Slots) -> Slots:
+        """How many entries each has."""
+        return self._by_owner.used["size"][owners].astype(np.int64)
 
     def owners_between(self, start: int, stop: int) -> Slots:
         """Of entries."""

@@ -106,6 +106,11 @@ class GroupedEntries(Generic[HeldT]):
         """As lists of that type. `take`: what such entries are; of those that are there now, also later."""
         return FrozenLists(self._chains.now(), self._chains.ends(self._owners.of(slots)), take, kind)
 
+    def bytes_of(self, slots: Slots | None) -> Slots:
+        """What the entries of each take, if all entries take the same."""
+        bytes_each = self._bytes_each() + self._chains.size_bytes() // max(1, self._chains.count)
+        return self._chains.sizes(self._owners.of(slots)) * bytes_each
+
     def size_bytes(self) -> int:
         copy = self._copy
         copy_bytes = 0 if copy is None else copy.held.size_bytes() + copy.chains.size_bytes()
@@ -128,9 +133,8 @@ class GroupedEntries(Generic[HeldT]):
             self._owners.begin_leaving()
             self._copy = _Copy(self.held.empty_copy(self._chains.count - self._dead_count), Chains())
         copy = self._copy
-        bytes_each = max(1, self.held.size_bytes() // max(1, self.held.count))
         if self._dead_count < self._chains.count:
-            self._copy_some(copy, max(1, min(most, _COPIED_BYTES // bytes_each)))
+            self._copy_some(copy, max(1, min(most, _COPIED_BYTES // self._bytes_each())))
         else:
             copy.copied = self._chains.count
         if copy.copied == self._chains.count:
@@ -149,11 +153,14 @@ class GroupedEntries(Generic[HeldT]):
             copy.chains.append(owners[kept])
         copy.copied = stop
 
+    def _bytes_each(self) -> int:
+        return max(1, self.held.size_bytes() // max(1, self.held.count))
+
     def _count_dead(self, owners: Slots) -> None:
-        self._dead_count += self._chains.size_of(owners)
+        self._dead_count += int(self._chains.sizes(owners).sum())
         if self._copy is not None:
             self._copy.chains.grow_to(self._owners.count)
-            self._copy.dead_count += self._copy.chains.size_of(owners)
+            self._copy.dead_count += int(self._copy.chains.sizes(owners).sum())
         if self._dead_count == self._chains.count and not self.is_tidy():
             # Of nothing there is no copy to make.
             self.tidy_up(0)
