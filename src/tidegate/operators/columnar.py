@@ -107,15 +107,11 @@ class GrowingArray(Generic[ScalarT]):
 
     def memory_for(self, count: int) -> npt.NDArray[ScalarT]:
         """Zeros, for so many values and some more."""
-        capacity = next(_capacities)
-        while capacity < count:
-            capacity *= 2
-        return np.zeros((capacity, *self._all.shape[1:]), dtype=self._all.dtype)
+        return np.zeros((_capacity_for(count), *self._all.shape[1:]), dtype=self._all.dtype)
 
     def reserve(self, count: int) -> None:
         """Room for so many values in an array that has none: it is not moved while they come."""
-        # Behind three quarters of it, an appended array is moved on.
-        self._all = self.memory_for(count + count // (_LAST_PART - 1) + 1)
+        self._all = self.memory_for(_with_last_part(count))
 
     def take_over(self, memory: npt.NDArray[ScalarT], count: int) -> None:
         """Memory in which its values stand from now on, and how many they are; the old memory is left alone."""
@@ -171,11 +167,27 @@ class FilledArray(GrowingArray[ScalarT]):
 class AppendedArray(FilledArray[ScalarT]):
     """What was appended never changes."""
 
+    def reserve(self, count: int) -> None:
+        # Nothing is read before it is written, and to fill memory that was used before with zeros takes long.
+        self._all = np.empty((_capacity_for(_with_last_part(count)), *self._all.shape[1:]), dtype=self._all.dtype)
+
     def append(self, values: npt.NDArray[Any]) -> None:
         start = self.count
         super().append(values)
         if self._next is not None and self._moved > start:
             self._next[start : self._moved] = values[: self._moved - start]
+
+
+def _capacity_for(count: int) -> int:
+    capacity = next(_capacities)
+    while capacity < count:
+        capacity *= 2
+    return capacity
+
+
+def _with_last_part(count: int) -> int:
+    """Behind three quarters of its memory, an array that is moved bit by bit is moved on."""
+    return count + count // (_LAST_PART - 1) + 1
 
 
 @dataclass(frozen=True, slots=True)

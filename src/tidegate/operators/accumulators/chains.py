@@ -97,6 +97,10 @@ class Chains:
         """Of entries."""
         return self._owners.count
 
+    def reserve(self, owner_count: int) -> None:
+        """Room for so many owners, before any has an entry."""
+        self._by_owner.reserve(owner_count)
+
     def grow_to(self, owner_count: int) -> None:
         if owner_count > self._by_owner.count:
             self._by_owner.grow_to(owner_count)
@@ -135,17 +139,17 @@ class Chains:
     def _fill(self, owners: Slots, firsts: Slots, lengths: Slots, entries: Slots) -> None:
         """Distinct owners get so many of the entries each, from there on."""
         state = self._by_owner.used[owners]
-        within = np.arange(len(entries))
-        within -= _each(firsts, lengths, len(entries))
-        places = _each(state["place"], lengths, len(entries)) + within
-        rooms = state["room"].copy()
-        full = np.flatnonzero(lengths > rooms)
+        # Each entry is as far behind the place of its owner as it is behind the owner's first.
+        ranks = np.arange(len(entries))
+        places = _each(state["place"] - firsts, lengths, len(entries)) + ranks
+        fitting = firsts + state["room"]
+        full = np.flatnonzero(lengths > state["room"])
         state["size"] += lengths
         state["place"] += lengths
         state["room"] -= lengths
         if len(full):
             # What does not fit any more begins a chunk; so much further than if it did.
-            behind = np.flatnonzero(within >= _each(rooms, lengths, len(entries)))
+            behind = np.flatnonzero(ranks >= _each(fitting, lengths, len(entries)))
             steps = np.zeros(len(owners), dtype=np.int64)
             steps[full] = self._begin_chunks(state, full)
             places[behind] += _each(steps, lengths, len(entries))[behind]

@@ -25,6 +25,8 @@ MOST_COPIED: Final = 1 << 14
 _COPIED_PER_ADDED: Final = 4
 # Fewer if these take more bytes than so many.
 _COPIED_BYTES: Final = 1 << 22
+# In the first step, then twice as many with each: entries lie anywhere in a table, whose memory is new to each page.
+_FIRST_COPIED: Final = 1 << 11
 _MAX_LIST_VALUES: Final = (1 << 31) - 1  # offsets of a Spark array in Arrow have 32 bits
 
 
@@ -51,13 +53,14 @@ HeldT = TypeVar("HeldT", bound=Held)
 class _Copy(Generic[HeldT]):
     """`copied`: so many of the first entries are in it, without those that were nobody's.
 
-    `dead_count`: of those that are in it and have become nobody's since.
+    `dead_count`: of those that are in it and have become nobody's since. `at_once`: no more are copied in a step.
     """
 
     held: HeldT
     chains: Chains
     copied: int = 0
     dead_count: int = 0
+    at_once: int = _FIRST_COPIED
 
 
 class GroupedEntries(Generic[HeldT]):
@@ -132,9 +135,11 @@ class GroupedEntries(Generic[HeldT]):
         if self._copy is None:
             self._owners.begin_leaving()
             self._copy = _Copy(self.held.empty_copy(self._chains.count - self._dead_count), Chains())
+            self._copy.chains.reserve(self._owners.count)
         copy = self._copy
         if self._dead_count < self._chains.count:
-            self._copy_some(copy, max(1, min(most, _COPIED_BYTES // self._bytes_each())))
+            self._copy_some(copy, max(1, min(most, copy.at_once, _COPIED_BYTES // self._bytes_each())))
+            copy.at_once *= 2
         else:
             copy.copied = self._chains.count
         if copy.copied == self._chains.count:
