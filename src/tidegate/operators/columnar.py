@@ -76,6 +76,11 @@ class GrowingArray(Generic[ScalarT]):
     def used(self) -> npt.NDArray[ScalarT]:
         return self._all[: self.count]
 
+    @property
+    def memory(self) -> npt.NDArray[ScalarT]:
+        """All of it, also behind what is used."""
+        return self._all
+
     def in_rows_of(self, width: int) -> npt.NDArray[ScalarT]:
         """All of its memory, which ends with zeros, in rows of so many values: a power of two up to 128."""
         return self._all.reshape(-1, width)

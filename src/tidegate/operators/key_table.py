@@ -49,6 +49,10 @@ class Places:
     def __len__(self) -> int:
         return len(self._slots)
 
+    @property
+    def memory(self) -> npt.NDArray[np.int32]:
+        return self._slots
+
     def size_bytes(self) -> int:
         return self._slots.nbytes
 

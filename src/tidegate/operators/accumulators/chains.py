@@ -97,9 +97,10 @@ class Chains:
         """Of entries."""
         return self._owners.count
 
-    def reserve(self, owner_count: int) -> None:
-        """Room for so many owners, before any has an entry."""
+    def reserved(self, owner_count: int) -> list[npt.NDArray[Any]]:
+        """Room for so many owners, before any has an entry: memory of zeros, that a few write to all over it."""
         self._by_owner.reserve(owner_count)
+        return [self._by_owner.memory]
 
     def grow_to(self, owner_count: int) -> None:
         if owner_count > self._by_owner.count:

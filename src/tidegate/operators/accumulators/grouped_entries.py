@@ -6,10 +6,11 @@ place. Must never take longer than for a part, whatever there is, nor change wha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.model.errors import UserCodeFailure
@@ -25,8 +26,8 @@ MOST_COPIED: Final = 1 << 14
 _COPIED_PER_ADDED: Final = 4
 # Fewer if these take more bytes than so many.
 _COPIED_BYTES: Final = 1 << 22
-# In the first step, then twice as many with each: entries lie anywhere in a table, whose memory is new to each page.
-_FIRST_COPIED: Final = 1 << 11
+# The system gives new memory when it is first written to, which takes as long as copying: so much of it in a step.
+_TOUCHED_BYTES: Final = 1 << 21
 _MAX_LIST_VALUES: Final = (1 << 31) - 1  # offsets of a Spark array in Arrow have 32 bits
 
 
@@ -44,6 +45,9 @@ class Held(Protocol):
         ...
 
     def size_bytes(self) -> int: ...
+    def memory_met_anywhere(self) -> list[npt.NDArray[Any]]:
+        """Of zeros, of one without any entries: memory that a few entries write to all over it."""
+        ...
 
 
 HeldT = TypeVar("HeldT", bound=Held)
@@ -53,14 +57,26 @@ HeldT = TypeVar("HeldT", bound=Held)
 class _Copy(Generic[HeldT]):
     """`copied`: so many of the first entries are in it, without those that were nobody's.
 
-    `dead_count`: of those that are in it and have become nobody's since. `at_once`: no more are copied in a step.
+    `dead_count`: of those that are in it and have become nobody's since. `untouched`: memory to write to before.
     """
 
     held: HeldT
     chains: Chains
     copied: int = 0
     dead_count: int = 0
-    at_once: int = _FIRST_COPIED
+    untouched: list[npt.NDArray[Any]] = field(default_factory=list)
+
+    def has_touched_all(self) -> bool:
+        """Writes to a part of the memory that a few entries would write to all over it; whether none is left."""
+        left_bytes = _TOUCHED_BYTES
+        while self.untouched and left_bytes > 0:
+            memory = self.untouched.pop()
+            part = max(1, left_bytes // memory.itemsize)
+            memory[:part] = np.zeros((), dtype=memory.dtype)
+            left_bytes -= memory[:part].nbytes
+            if len(memory) > part:
+                self.untouched.append(memory[part:])
+        return not self.untouched
 
 
 class GroupedEntries(Generic[HeldT]):
@@ -135,11 +151,15 @@ class GroupedEntries(Generic[HeldT]):
         if self._copy is None:
             self._owners.begin_leaving()
             self._copy = _Copy(self.held.empty_copy(self._chains.count - self._dead_count), Chains())
-            self._copy.chains.reserve(self._owners.count)
+            self._copy.untouched = [
+                *self._copy.chains.reserved(self._owners.count),
+                *self._copy.held.memory_met_anywhere(),
+            ]
         copy = self._copy
         if self._dead_count < self._chains.count:
-            self._copy_some(copy, max(1, min(most, copy.at_once, _COPIED_BYTES // self._bytes_each())))
-            copy.at_once *= 2
+            if not copy.has_touched_all():
+                return
+            self._copy_some(copy, max(1, min(most, _COPIED_BYTES // self._bytes_each())))
         else:
             copy.copied = self._chains.count
         if copy.copied == self._chains.count:

@@ -1,8 +1,10 @@
 """Pairs of an owner and what it holds, each once: an index whose keys begin with the owner."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.operators.columnar import KeyIndex, Slots, slots_array
@@ -20,6 +22,9 @@ class PairIndex(KeyIndex):
         new = np.empty(self.count - count_before, dtype=np.int64)
         new[found[rows] - count_before] = rows
         return new
+
+    def memory_met_anywhere(self) -> list[npt.NDArray[Any]]:
+        return [self.table.now.memory]
 
     def size_bytes(self) -> int:
         """With what finding them takes: whoever has room for groups knows of that for a key of each only."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.operators.columnar import Flags, GrowingArray, Slots, ascending_order, fixed_array, slots_array
@@ -77,6 +78,9 @@ class ValueLog:
 
     def append_from(self, other: "ValueLog", numbers: Slots) -> None:
         self.append(other.take(numbers))
+
+    def memory_met_anywhere(self) -> list[npt.NDArray[Any]]:
+        return []
 
     def size_bytes(self) -> int:
         return self._size_bytes
