@@ -163,8 +163,8 @@ def full_product() -> list[Case]:
 def rescaled() -> list[Case]:
     """A killed driver's job goes on with every number of slots, on every backend, aligned and unaligned.
 
-    What else there is takes turns; a restore begins where storing, or committing, was cut short. The changelog is for
-    user state, which only timers have.
+    What else there is takes turns; a restore begins where storing, or committing, was cut short. Those with a changelog
+    are about user state, which only timers have.
     """
     moments = itertools.cycle([*MOMENTS[Phase.STORING], *MOMENTS[Phase.COMMITTING]])
     sources, sinks, operators = itertools.cycle(Source), itertools.cycle(Sink), list(Operator)

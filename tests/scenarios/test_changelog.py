@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import upgrade_job
 from tests.scenarios.test_incremental_heap import incremental
 from tests.scenarios.test_over_sockets import (
     ALIGNED,
@@ -25,11 +26,13 @@ from tidegate.coordinator.coordinator import Coordinator
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.protocol.restart import FixedDelay
-from tidegate.state import changelog
+from tidegate.state import changelog, rows_ahead
+from tidegate.state.contract import LocalFile
 from tidegate.storage import layout
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import open_store
 from tidegate.worker import stored_ahead
+from tidegate.worker.stored_ahead import StoredAhead
 
 __all__ = ["folder", "local_folder"]
 
@@ -132,3 +135,22 @@ def test_a_savepoint_that_was_moved_starts_a_job_elsewhere_whatever_became_of_it
     assert state_files(manifest) == files_in(moved) != set()
     run(logged(folder, state_backend=backend, slots=3, location="elsewhere", restore_from=str(moved)))
     assert committed(folder) == golden()
+
+
+@pytest.mark.parametrize("kept", ["heap-logs", "rocksdb-logs"])
+def test_rows_of_a_join_and_an_aggregation_are_stored_ahead_and_each_counts_once(
+    tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_ahead, "LOOK_MS", 5.0)
+    monkeypatch.setattr(rows_ahead, "WAIT_MS", 10.0)
+    ahead, store_changes = list[str](), StoredAhead.store_changes
+
+    def noted(stored: StoredAhead, file: LocalFile) -> None:
+        ahead.append(file.name)
+        store_changes(stored, file)
+
+    monkeypatch.setattr(StoredAhead, "store_changes", noted)
+    stop_after(upgrade_job.job(tmp_path, kept=kept, before_row=slow(0.002)), 3)
+    assert any(name.endswith(".rows") for name in ahead)
+    run(upgrade_job.job(tmp_path, kept=kept, slots=upgrade_job.KEPT[kept].slots + 1))
+    assert upgrade_job.totals_in(tmp_path) == upgrade_job.expected_totals()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_tiny_steps
+from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_ahead, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId, range_of
 from tidegate.operators import aggregate, compaction, evicted_rows, log_book, logged_rows
@@ -234,6 +234,8 @@ steps = st.lists(
         st.tuples(st.just("watermark"), st.tuples(st.integers(0, 14_000), st.integers(0, 3))),
         st.tuples(st.just("snapshot"), st.integers(0, 4)),
         st.tuples(st.just("steps"), st.integers(1, 4)),
+        st.tuples(st.just("ahead"), st.integers(1, 6)),
+        st.tuples(st.just("ahead"), st.integers(1, 6)),
         st.tuples(st.just("restore"), st.tuples(st.sampled_from([1, 1, 2, 3]), st.booleans(), st.booleans())),
         st.tuples(st.just("check"), st.none()),
     ),
@@ -280,6 +282,9 @@ def test_groups_on_disk_give_what_groups_in_memory_give(name: str, drawn: list[A
                     run_steps(sections_on_disk(taken), what)
                 case "steps":
                     run_steps(sections_on_disk(taken), what)
+                case "ahead":
+                    for subtask in job.subtasks:
+                        take_ahead(subtask.operators[1], what)
                 case "restore":
                     parallelism, from_heap, is_late = what
                     # What came after a snapshot is not in it, whenever it is stored.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.test_groups_on_disk import stored_bytes
 from tests.unit.test_stream_join import LESS, Harness, Pair, Row, join, side
 from tests.unit.timed_rows import batch, rows_of
-from tests.unit.tiny_steps import InTurn, opened_backends, take_tiny_steps
+from tests.unit.tiny_steps import InTurn, opened_backends, take_ahead, take_tiny_steps
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, range_of
 from tidegate.operators import join_rows, log_book, numbered_format, numbered_log, stream_join
@@ -187,6 +187,7 @@ steps = st.lists(
         st.tuples(st.just("rows"), st.tuples(st.integers(0, 1), some_rows)),
         st.tuples(st.just("advance"), st.integers(1, 70)),
         st.tuples(st.just("give"), st.integers(1, 9)),
+        st.tuples(st.just("ahead"), st.integers(1, 2)),
         st.tuples(st.just("snapshot"), st.booleans()),
         st.tuples(st.just("snapshot"), st.booleans()),
         st.tuples(st.just("restore"), st.tuples(st.sampled_from([1, 1, 2, 3]), st.sampled_from([False, False, True]))),
@@ -217,6 +218,9 @@ def test_a_logged_join_gives_and_stores_what_one_in_memory_does(
                     job.advance(how)
                 case "give":
                     job.give(how)
+                case "ahead":
+                    for _, on_disk in job.pairs:
+                        take_ahead(on_disk.operator, how)
                 case "snapshot":
                     taken = job.snapshot()
                     if how:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_tiny_steps
+from tests.unit.tiny_steps import InTurn, opened_backends, run_steps, take_ahead, take_tiny_steps
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators import compaction, deduplicate
 from tidegate.operators.contract import TaskContext
@@ -37,6 +37,7 @@ steps = st.lists(
         ),
         st.tuples(st.just("watermark"), st.integers(0, 30_000)),
         st.tuples(st.just("snapshot"), st.integers(0, 4)),
+        st.tuples(st.just("ahead"), st.integers(1, 6)),
         st.tuples(st.just("restore"), st.tuples(st.booleans(), st.booleans())),
     ),
     min_size=4,
@@ -130,6 +131,8 @@ def test_keys_on_disk_pass_the_rows_that_keys_in_memory_pass(
                     both.restore(from_heap=what[0], is_late=what[1])
                 case "snapshot":
                     both.snapshot(steps=what)
+                case "ahead":
+                    take_ahead(both.operators[1], what)
         del both
 
 

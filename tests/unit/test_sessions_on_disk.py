@@ -16,7 +16,7 @@ from tests.unit.test_checkpoint_tables import rows_of
 from tests.unit.test_groups_on_disk import stored_bytes
 from tests.unit.test_joins_on_disk import meet
 from tests.unit.test_windows_of_groups import ALL, Running, batch_of, spec_of
-from tests.unit.tiny_steps import InTurn, opened_backends, take_tiny_steps
+from tests.unit.tiny_steps import InTurn, opened_backends, take_ahead, take_tiny_steps
 from tidegate.model.errors import IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, range_of
 from tidegate.operators import aggregate, numbered_log, session_aggregate, session_compaction, sessions_on_disk
@@ -173,6 +173,7 @@ steps = st.lists(
         st.tuples(st.just("rows"), some_rows),
         st.tuples(st.just("advance"), st.tuples(st.integers(1, 320), st.integers(0, 4))),
         st.tuples(st.just("check"), st.none()),
+        st.tuples(st.just("ahead"), st.integers(1, 6)),
         st.tuples(st.just("snapshot"), st.booleans()),
         st.tuples(st.just("snapshot"), st.booleans()),
         st.tuples(st.just("restore"), st.tuples(st.sampled_from([1, 1, 2, 3]), st.sampled_from([False, False, True]))),
@@ -198,6 +199,9 @@ def test_logged_sessions_give_and_store_what_those_in_memory_do(
                     job.advance(*how)
                 case "check":
                     job.check()
+                case "ahead":
+                    for _, _, logged in job.pairs:
+                        take_ahead(logged.operator, how)
                 case "snapshot":
                     taken = job.snapshot()
                     if how:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import cycle, islice
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,16 @@ def run_steps(sections: Iterable[Section], most: int) -> None:
     for section in sections:
         if section.steps is not None:
             deque(islice(section.steps(), most), maxlen=0)
+
+
+def take_ahead(operator: Any, most: int) -> None:
+    """Up to so many parts of what changed, as between checkpoints with a changelog; whole files are written."""
+    for _ in range(most):
+        if (log := operator._log_now()) is None:
+            return
+        log.take_part()
+        for file in log.taken_files():
+            deque(file.steps(), maxlen=0)
 
 
 class InTurn:

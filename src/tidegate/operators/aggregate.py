@@ -20,6 +20,7 @@ from tidegate.operators.compaction import Compacted, Compaction, kept
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.evicted_rows import Ends
 from tidegate.operators.expiry import Expiry, end_of
+from tidegate.operators.logged_rows import LoggedRows
 from tidegate.operators.rows_on_disk import RowsOnDisk, as_wanted
 from tidegate.operators.stored_groups import row_format, sections_of, stored_batches
 from tidegate.plan.kernels import compile_projection
@@ -67,6 +68,8 @@ class AggregateOperator:
         if self._expiry is not None:
             self._expiry.open(context)
         self._store = context.open_rows()
+        if self._store is not None and self._store.ahead is not None:
+            self._store.ahead.follow(self._log_now)
         if self._store is not None and RowsOnDisk.is_needed(self._store, restored):
             restored = self._open_on_disk(self._store, restored)
         for section in restored:
@@ -170,6 +173,13 @@ class AggregateOperator:
             self._context,
             self._calls.array_bytes(),
         )
+
+    def _log_now(self) -> LoggedRows | None:
+        """Not while groups are left behind, which would not know of what is taken."""
+        if self._compaction is not None:
+            return None
+        self._on_disk = as_wanted(self._on_disk, self._store, self._size_bytes(), self._begun_on_disk)
+        return None if self._on_disk is None else self._on_disk.logged
 
     def state_bytes(self) -> int:
         disk_bytes = 0 if self._on_disk is None else self._on_disk.size_bytes()

@@ -23,6 +23,10 @@ SMALL_FILE_ROWS: Final = 1 << 12
 _FILES_OF_ALL_ROWS: Final = 128
 # Fewer rows that nobody needs are not worth a file less.
 _FEW_ROWS: Final = 1 << 14
+# With more rows in the log for each that is needed, the oldest files are given up. Where that is done ahead of the
+# barrier, a snapshot does it only if there was no time to.
+STORED_PER_LIVE: Final = 2
+STORED_PER_LIVE_AT_BARRIER: Final = 3
 # Rows are in memory while no checkpoint lets them be written.
 _MOST_UNWRITTEN_ROWS: Final = 1 << 21
 
@@ -39,22 +43,24 @@ class FileUse:
     is_remembered: bool
 
 
-def kept_files(files: Sequence[FileUse], changed_rows: int) -> tuple[int, int]:
+def kept_files(
+    files: Sequence[FileUse], changed_rows: int, *, stored_per_live: int = STORED_PER_LIVE
+) -> tuple[int, int]:
     """From the first of them to before the last; the oldest files are given up, and the newest if they are small."""
-    first = first_kept(files, changed_rows)
+    first = first_kept(files, changed_rows, stored_per_live=stored_per_live)
     moved_rows = sum(file.live_count for file in files[:first])
     live_rows = sum(file.live_count for file in files) + changed_rows
     return first, first + last_kept(files[first:], changed_rows + moved_rows, live_rows)
 
 
-def first_kept(files: Sequence[FileUse], changed_rows: int) -> int:
+def first_kept(files: Sequence[FileUse], changed_rows: int, *, stored_per_live: int = STORED_PER_LIVE) -> int:
     """Those before it are given up, once what is needed of them is written again."""
     live_rows = sum(file.live_count for file in files) + changed_rows
     stored_rows = sum(file.row_count for file in files) + changed_rows
     first, moved_rows = 0, 0
     while first < len(files) and (
         files[first].live_count == 0
-        or (stored_rows > 2 * live_rows + _FEW_ROWS and moved_rows < max(changed_rows, FILE_ROWS))
+        or (stored_rows > stored_per_live * live_rows + _FEW_ROWS and moved_rows < max(changed_rows, FILE_ROWS))
     ):
         stored_rows -= files[first].row_count - files[first].live_count
         moved_rows += files[first].live_count

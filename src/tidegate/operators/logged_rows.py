@@ -3,8 +3,9 @@
 Knows of each slot in which file its newest row is. The log stays in proportion to the rows that are needed: the oldest
 files are given up, and what is still needed of them is written again. A key that left is written as gone, so that no
 older row of it counts. A snapshot only notes that what changed until now is owed to it: that is taken part by part,
-between steps of the stream, or just before it changes again. Must never give up a file that has the newest row of a
-live slot, nor let a row that is owed change before it is taken.
+between steps of the stream, or just before it changes again. Between snapshots rows that changed may be taken ahead of
+the next one, each as it is when it is taken. Must never give up a file that has the newest row of a live slot, nor let
+a row that is owed change before it is taken.
 """
 
 from collections import deque
@@ -23,6 +24,7 @@ from tidegate.operators.contract import TaskContext
 from tidegate.operators.log_book import FileUse
 from tidegate.operators.log_format import LogFormat
 from tidegate.operators.parts import parts_of
+from tidegate.operators.rows_of_epoch import RowsOfEpoch
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.operators.taking import GoneKeys, Taking
 from tidegate.plan.key_groups import Hashes, hash_rows
@@ -41,6 +43,8 @@ _FEW_PARTS: Final = 8
 _CHANGED, _CHANGED_TOO = 1, 8
 _ANY_CHANGE = np.uint8(_CHANGED | _CHANGED_TOO)
 _USED, _HERE = np.uint8(2), np.uint8(4)
+# Changed since rows were last looked at to be taken ahead.
+_RECENT = np.uint8(16)
 
 
 class SlottedRows(Protocol):
@@ -85,6 +89,12 @@ class LoggedRows:
         # Of small files at the end of the log, the slots whose rows they were written with.
         self._slots_in: dict[int, Slots] = {}
         self._taking: Taking | None = None
+        # A round of taking ahead of the next snapshot, what the last one saw, and files that nobody has asked for.
+        self._round: Taking | None = None
+        self._looked_at = (0, 0)
+        self._taken_files: list[LogFile] = []
+        self._epoch = RowsOfEpoch(log.next_number)
+        self._stored_per_live = log_book.STORED_PER_LIVE
 
     # -- slots
 
@@ -104,7 +114,7 @@ class LoggedRows:
 
     def touch(self, slots: Slots) -> None:
         """These are there, and have changed."""
-        self._flags.used[slots] = _USED | _HERE | self._changed.bit
+        self._flags.used[slots] = _USED | _HERE | _RECENT | self._changed.bit
         self._changed.mark(slots)
 
     def use(self, slots: Slots) -> None:
@@ -148,6 +158,8 @@ class LoggedRows:
         self._gone.append((self._gone_keys(logged), self._rows.index.hashes[logged]))
         if _count(self._gone) >= _MOST_GONE:
             self.take_all()
+            # A row of such a key that is taken from now on must be in a later file.
+            self._end_round()
             self._write_gone()
 
     def mark_here(self, slots: Slots) -> None:
@@ -173,9 +185,10 @@ class LoggedRows:
     def arrays(self) -> list[GrowingArray[Any]]:
         """What stands by slot; slots that are left behind must not be in the log.
 
-        Whoever copies it calls `take_all` after each snapshot, for taking changes it.
+        Whoever copies it calls `take_all` after each snapshot, for taking changes it, and takes nothing ahead.
         """
         self.take_all()
+        self._end_round()
         return [self._flags, self._numbers]
 
     def on_compacted(self) -> None:
@@ -199,8 +212,11 @@ class LoggedRows:
     def snapshot(self) -> list[Section]:
         """What changed until now is owed to it: it is taken by the section's steps, or by `take_all`."""
         self.take_all()
+        self._end_round()
         log_book.write_backlog(self._log.files)
         self._drop_empty_files()
+        self._epoch = RowsOfEpoch(self._log.next_number)
+        self._taken_files = []
         if self._changed.is_empty() and not self._gone:
             return [self._log.section()] if self._log.files else []
         self._changed, self._owed = self._owed, self._changed
@@ -223,20 +239,24 @@ class LoggedRows:
 
     def _owe_small_files(self) -> None:
         """The rows of small files at the end are written anew, as if they had changed."""
+        slots = self._give_up_small_files(self._owed.count())
+        self._flags.used[slots] |= self._owed.bit
+        self._owed.mark(slots)
+
+    def _give_up_small_files(self, written_rows: int) -> Slots:
+        """Those at the end that are small beside so many other rows; the slots whose rows they have."""
         files = self._log.files
-        last = log_book.last_kept(self._uses(files), self._owed.count(), self._live_count())
-        if last == len(files):
-            return
+        last = log_book.last_kept(self._uses(files), written_rows, self._live_count())
+        found = [np.zeros(0, dtype=np.int64)]
         for file in files[last:]:
             slots = self._slots_in[file.number]
-            slots = slots[self._numbers.used[slots] == file.number]
-            self._numbers.used[slots] = 0
-            self._flags.used[slots] |= self._owed.bit
-            self._owed.mark(slots)
+            found.append(slots[self._numbers.used[slots] == file.number])
+            self._numbers.used[found[-1]] = 0
         # Older files may hold rows of these.
         self._gone = [gone for file in files[last:] for gone in self._gone_in[file.number]] + self._gone
         self._drop(files[last:])
         self._log.files = files[:last]
+        return np.concatenate(found)
 
     def _drop(self, files: Sequence[LogFile]) -> None:
         for file in files:
@@ -251,6 +271,84 @@ class LoggedRows:
     def _live_count(self) -> int:
         return sum(self._live_in.values())
 
+    # -- ahead of the next snapshot
+
+    def waiting_rows(self) -> int:
+        """About how many have changed, or are gone."""
+        return self._changed.count() + _count(self._gone)
+
+    def enough_rows(self) -> int:
+        """Fewer would make a file that is written anew with the next ones."""
+        return log_book.small_rows(self._live_count())
+
+    def take_part(self) -> bool:
+        """A part of a round: rows that changed, and have not since the last round, as they are now.
+
+        Then of those in the oldest files. Whether there is more to do in this round.
+        """
+        if self._taking is not None:
+            # If its checkpoint is over, nobody else takes what is owed to it.
+            self._advance(self._taking)
+            return True
+        if self._round is None:
+            self._stored_per_live = log_book.STORED_PER_LIVE_AT_BARRIER
+            self._drop_empty_files()
+            self._round = Taking(self._advance_round, tuple(self._log.files), [])
+        self._advance_round(self._round)
+        return self._round is not None
+
+    def taken_files(self) -> list[LogFile]:
+        """To which nothing will be added, each given once."""
+        if self._round is not None:
+            self._taken_files += self._round.take_whole_files()
+        files, self._taken_files = self._taken_files, []
+        return files
+
+    def looked_at(self) -> tuple[int, int]:
+        """In the last round: how many rows that had changed, and how many of them were taken."""
+        return self._looked_at
+
+    def _advance_round(self, ahead: Taking) -> None:
+        slot_count = self._flags.count
+        if ahead.is_owed:
+            found, ahead.looked_to = self._changed.take(ahead.looked_to, log_book.PART_ROWS)
+            ahead.looked_at += len(found)
+            slots = self._worth_taking(found)
+            if len(slots) and not ahead.added:
+                slots = np.union1d(slots, self._give_up_small_files(len(slots)))
+                ahead.kept = tuple(self._log.files)
+            self._take_ahead(ahead, slots)
+            if ahead.looked_to == slot_count:
+                ahead.is_owed, ahead.looked_to = False, 0
+                ahead.moves_until = self._given_up_until(ahead, stored_per_live=log_book.STORED_PER_LIVE)
+        elif ahead.moves_until and ahead.looked_to < slot_count:
+            self._take_ahead(ahead, self._some_of_given_up(ahead))
+        else:
+            self._end_round()
+
+    def _worth_taking(self, changed: Slots) -> Slots:
+        """Those that have not changed since the last look, and are not written ahead too often."""
+        is_recent = (self._flags.used[changed] & _RECENT) != 0
+        self._flags.used[changed] &= ~_RECENT
+        is_chosen = self._epoch.chosen(~is_recent, self._numbers.used[changed])
+        # The others have changed still.
+        self._changed.mark(changed[~is_chosen])
+        chosen: Slots = changed[is_chosen]
+        return chosen
+
+    def _take_ahead(self, ahead: Taking, slots: Slots) -> None:
+        # A key may have left since the last part, after its row was taken, and be back: each needs a file of its own.
+        ahead.gone, self._gone = self._gone if self._log.files else [], []
+        self._take(ahead, slots)
+
+    def _end_round(self) -> None:
+        """Whatever was taken by now is in its files."""
+        if self._round is not None:
+            ahead, self._round = self._round, None
+            self._note_taken(ahead)
+            self._taken_files += ahead.take_whole_files()
+            self._looked_at = ahead.looked_at, ahead.row_count
+
     # -- taking what is owed
 
     def _advance(self, taking: Taking) -> None:
@@ -262,7 +360,7 @@ class LoggedRows:
             self._take(taking, slots)
             if taking.looked_to == slot_count:
                 taking.is_owed, taking.looked_to = False, 0
-                taking.moves_until = self._given_up_until(taking)
+                taking.moves_until = self._given_up_until(taking, stored_per_live=self._stored_per_live)
         elif taking.moves_until and taking.looked_to < slot_count:
             self._take(taking, self._some_of_given_up(taking))
         else:
@@ -270,12 +368,13 @@ class LoggedRows:
 
     def _take(self, taking: Taking, slots: Slots) -> None:
         """As they are now."""
-        if taking.gone and not taking.added:
+        if taking.gone:
             self._add_file(taking)
         if len(slots) == 0:
             return
         self._take_out(slots)
-        self._flags.used[slots] &= ~self._owed.bit
+        # Those that are owed have not changed since, and those that are taken ahead are not owed.
+        self._flags.used[slots] &= ~_ANY_CHANGE
         frozen, hashes = self._rows.frozen(slots), self._rows.index.hashes
         for part in parts_of(len(slots), log_book.PART_ROWS, self._rows.array_bytes(slots)):
             if not taking.has_room(part.stop - part.start):
@@ -296,15 +395,15 @@ class LoggedRows:
 
     def _add_file(self, taking: Taking) -> None:
         # In the first of them, so that a row of such a key in any of them counts.
-        gone = [] if taking.added else taking.gone
+        gone, taking.gone = taking.gone, []
         taking.begin_file(self._log, [partial(self._encoded_gone, *keys) for keys in gone], _count(gone))
         self._live_in[taking.added[-1].number] = 0
         self._remember_gone(taking.added[-1], gone)
 
-    def _given_up_until(self, taking: Taking) -> int:
+    def _given_up_until(self, taking: Taking, *, stored_per_live: int) -> int:
         """The number of the last of the oldest files whose rows are written again; 0 if none are."""
         uses = self._uses(taking.kept)
-        first = log_book.first_kept(uses, taking.row_count)
+        first = log_book.first_kept(uses, taking.row_count, stored_per_live=stored_per_live)
         return taking.kept[first - 1].number if any(use.live_count for use in uses[:first]) else 0
 
     def _some_of_given_up(self, taking: Taking) -> Slots:
@@ -319,7 +418,12 @@ class LoggedRows:
         return found + start
 
     def _end_taking(self, taking: Taking) -> None:
-        taking.is_taken, self._taking = True, None
+        self._taking = None
+        self._epoch.first_number = self._log.next_number
+        self._note_taken(taking)
+
+    def _note_taken(self, taking: Taking) -> None:
+        taking.is_taken = True
         small_rows = log_book.small_rows(self._live_count())
         for file, slots in zip(taking.added, taking.slots, strict=True):
             if file.row_count < small_rows:
@@ -349,6 +453,7 @@ class LoggedRows:
             self._remember_gone(file, gone)
             self._slots_in[file.number] = np.zeros(0, dtype=np.int64)
             log_book.write_all([file])
+            self._taken_files.append(file)
 
     def _encoded(
         self, frozen: Callable[[slice], list[pa.Array]], hashes: Hashes, slots: Slots, part: slice
@@ -379,6 +484,7 @@ class LoggedRows:
             for file in reversed(self._log.files):
                 self._take_in_file(file)
             self._find_slots_of_small_files()
+            self._epoch = RowsOfEpoch(self._log.next_number)
             return
         for section in logs:
             for path in self._log.fetched(section):

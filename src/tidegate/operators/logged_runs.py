@@ -14,11 +14,11 @@ from tidegate.operators.contract import TaskContext
 from tidegate.operators.join_rows import Run
 from tidegate.operators.join_side import JoinSide, frozen_rows
 from tidegate.operators.numbered_format import numbered
-from tidegate.operators.numbered_log import FrozenRows, NumberedLog
-from tidegate.operators.row_numbers import Changes, RowNumbers
+from tidegate.operators.numbered_log import MARKS_PER_ROW, FrozenRows, KeptNumbers, NumberedLog
+from tidegate.operators.row_numbers import Changes, Marks, RowNumbers
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
-from tidegate.state.row_log import RowLog
+from tidegate.state.row_log import LogFile, RowLog
 
 
 class LoggedRuns:
@@ -43,14 +43,19 @@ class LoggedRuns:
         return [section for section in sections if not self.is_own(section)]
 
     def snapshot(self, context: TaskContext) -> list[Section]:
-        marks = self._changes.take()
-        new_rows = sum(len(numbers.new(run.is_live)) for _, run, numbers in self._runs())
+        self._take(self._log.give_up)
+        return self._log.section()
+
+    def _take(self, give_up: Callable[[Marks, int], KeptNumbers]) -> None:
+        marks, new_rows = self._changes.take(), self._new_rows()
         if new_rows or marks.count:
-            kept = self._log.give_up(marks, new_rows)
+            kept = give_up(marks, new_rows)
             for _, _, numbers in self._runs():
                 numbers.forget_outside(kept.low, kept.high)
             self._append_new()
-        return self._log.section()
+
+    def _new_rows(self) -> int:
+        return sum(len(numbers.new(run.is_live)) for _, run, numbers in self._runs())
 
     def _append_new(self) -> None:
         new: list[tuple[RowNumbers, Slots]] = []
@@ -62,6 +67,27 @@ class LoggedRuns:
                 frozen.append(FrozenRows(number_column, len(places), frozen_rows(run, places)))
         for (numbers, places), first in zip(new, self._log.append(frozen), strict=True):
             numbers.number(places, first)
+
+    # -- ahead of the next snapshot
+
+    def waiting_rows(self) -> int:
+        """New ones, and those of which something is noted, as many as make a row."""
+        return self._new_rows() + -(-self._changes.count // MARKS_PER_ROW)
+
+    def enough_rows(self) -> int:
+        return self._log.enough_rows()
+
+    def take_part(self) -> bool:
+        """All at once: rows never change, so they are not copied, and none is written ahead twice."""
+        self._take(self._log.give_up_ahead)
+        return False
+
+    def taken_files(self) -> list[LogFile]:
+        return self._log.taken_files()
+
+    def looked_at(self) -> tuple[int, int]:
+        """None is looked at in vain."""
+        return 0, 0
 
     def _runs(self) -> Iterator[tuple[str, Run, RowNumbers]]:
         for number_column, side in self._sides.items():

@@ -23,10 +23,10 @@ from tidegate.operators.row_numbers import Marks, Numbers
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.plan.key_groups import Hashes
 from tidegate.state.contract import ROW_LOG_SECTION, RestoredSection, Section
-from tidegate.state.row_log import Part, RowLog
+from tidegate.state.row_log import LogFile, Part, RowLog
 
 # A mark is a number: so many of them take the place of one row in the book.
-_MARKS_PER_ROW: Final = 8
+MARKS_PER_ROW: Final = 8
 # So many marks are encoded at once.
 _PART_MARKS: Final = 1 << 18
 
@@ -72,11 +72,29 @@ class NumberedLog:
         self._entries: list[_Entry] = []
         self._next = 1
         self._marks = Marks()
+        self._taken_files: list[LogFile] = []
+        self._stored_per_live = log_book.STORED_PER_LIVE
 
-    # -- snapshots
+    # -- snapshots, and what is taken ahead of them
+
+    @property
+    def next_number(self) -> int:
+        return self._next
+
+    def enough_rows(self) -> int:
+        """Fewer would make a file that is written anew with the next ones."""
+        return log_book.small_rows(sum(entry.live for entry in self._entries))
+
+    def give_up_ahead(self, marks: Marks, new_rows: int) -> KeptNumbers:
+        """As `give_up`, ahead of the next snapshot, which need not do it then."""
+        self._stored_per_live = log_book.STORED_PER_LIVE_AT_BARRIER
+        return self._give_up(marks, new_rows, stored_per_live=log_book.STORED_PER_LIVE)
 
     def give_up(self, marks: Marks, new_rows: int) -> KeptNumbers:
         """First of a snapshot: takes what was noted of rows in the log, and says which of them it still holds."""
+        return self._give_up(marks, new_rows, stored_per_live=self._stored_per_live)
+
+    def _give_up(self, marks: Marks, new_rows: int, *, stored_per_live: int) -> KeptNumbers:
         log_book.write_backlog(self._log.files)
         self._take_out(marks.gone)
         entries, files = self._entries, self._log.files
@@ -84,7 +102,7 @@ class NumberedLog:
             FileUse(file.row_count, entry.live, entry.marks is not None)
             for file, entry in zip(files, entries, strict=True)
         ]
-        first, last = log_book.kept_files(uses, new_rows)
+        first, last = log_book.kept_files(uses, new_rows, stored_per_live=stored_per_live)
         for entry in entries[last:]:
             assert entry.marks is not None, "only files whose marks are known are written anew"
             marks = marks.also(entry.marks)
@@ -113,18 +131,24 @@ class NumberedLog:
             self._add_file(parts, begun_at)
         return firsts
 
+    def taken_files(self) -> list[LogFile]:
+        """Those that were begun since the last snapshot, each given once."""
+        files, self._taken_files = self._taken_files, []
+        return files
+
     def section(self) -> list[Section]:
+        self._taken_files = []
         return [self._log.section()] if self._log.files else []
 
     def clear(self) -> None:
-        self._log.files, self._entries = [], []
+        self._log.files, self._entries, self._taken_files = [], [], []
 
     def _add_file(self, rows: Sequence[Part], begun_at: int) -> None:
         """With the marks, if they are not in an earlier one: all of them are of older files."""
         marks, self._marks = self._marks, Marks()
         parts = [*_mark_parts(marks.gone, encoded_gone), *_mark_parts(marks.met, encoded_met), *rows]
         row_count = self._next - begun_at
-        self._log.append(parts, row_count + -(-marks.count // _MARKS_PER_ROW))
+        self._taken_files.append(self._log.append(parts, row_count + -(-marks.count // MARKS_PER_ROW)))
         self._entries.append(_Entry(begun_at, row_count, _remembered(marks)))
 
     def _take_out(self, numbers: Numbers) -> None:

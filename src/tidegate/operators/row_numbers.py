@@ -62,6 +62,10 @@ class Changes:
         self._gone, self._met = [], []
         return noted
 
+    @property
+    def count(self) -> int:
+        return sum(len(numbers) for numbers in (*self._gone, *self._met))
+
     def size_bytes(self) -> int:
         return sum(numbers.nbytes for numbers in (*self._gone, *self._met))
 

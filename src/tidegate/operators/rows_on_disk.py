@@ -222,6 +222,10 @@ class RowsOnDisk:
         """What is owed to the last snapshot, at once instead of by the steps of its sections."""
         self._logged.take_all()
 
+    @property
+    def logged(self) -> LoggedRows:
+        return self._logged
+
     def begin(self, slots: Slots, slot_count: int) -> None:
         """These are there, out of so many, and were stored whole so far."""
         self.grow_to(slot_count)

@@ -62,8 +62,10 @@ class SessionAggregateOperator:
         self._context = context
         self._expiry.open(context)
         self._store = store = context.open_rows()
+        if store is not None and store.ahead is not None:
+            store.ahead.follow(self._log_now)
         if store is not None and RowsOnDisk.is_needed(store, restored):
-            self._logged = LoggedSessions(store.log, row_format(self._stored_schema), context)
+            self._logged = self._new_log(store)
             self._on_disk = SessionsOnDisk(
                 store,
                 row_format(self._stored_schema),
@@ -187,9 +189,25 @@ class SessionAggregateOperator:
         if self._logged is not None:
             self._store.log.files, self._logged = [], None
         else:
-            self._logged = LoggedSessions(self._store.log, row_format(self._stored_schema), self._context)
+            self._logged = self._new_log(self._store)
             self._logged.grow_to(self._sessions.count)
             self._logged.touch(self._expiry.live_slots())
+
+    def _new_log(self, store: RowStore) -> LoggedSessions:
+        return LoggedSessions(
+            store.log,
+            row_format(self._stored_schema),
+            self._context,
+            frozen=self._frozen,
+            array_bytes=self._calls.array_bytes,
+        )
+
+    def _log_now(self) -> LoggedSessions | None:
+        """Not while sessions are left behind, which would not know of what is taken."""
+        if self._compaction is not None:
+            return None
+        self._log_or_not()
+        return self._logged
 
     def snapshot(self) -> list[Section]:
         # By what is told of slots here, what was copied of them would not be true any more.
@@ -197,7 +215,7 @@ class SessionAggregateOperator:
         self._log_or_not()
         if self._logged is not None:
             away = [] if self._on_disk is None else self._on_disk.snapshot()
-            return [*self._logged.snapshot(self._frozen, self._calls.array_bytes), *away]
+            return [*self._logged.snapshot(), *away]
         index, calls, window_type = self._index, self._calls.freeze(), self._window_type
         keys, starts = self._sessions.keys.frozen(), self._sessions.starts_us.frozen()
         ends, live = self._expiry.frozen_ends_us(), self._expiry.frozen_live()

@@ -82,6 +82,8 @@ class StreamJoinOperator:
         self._context = context
         self._time.open(context)
         self._store = store = context.open_runs()
+        if store is not None and store.ahead is not None:
+            store.ahead.follow(self._log_now)
         if store is not None and store.files is not None:
             self._on_disk = RunsOnDisk(store.files, store.memory, (self._left.store, self._right.store))
         if store is not None and (store.log.is_wanted(0) or any(LoggedRuns.is_own(section) for section in restored)):
@@ -179,6 +181,10 @@ class StreamJoinOperator:
         else:
             self._logged = LoggedRuns(self._store.log, self._sides(), self._context)
 
+    def _log_now(self) -> LoggedRuns | None:
+        self._log_or_not()
+        return self._logged
+
     def snapshot(self) -> list[Section]:
         self._log_or_not()
         kept = (self._left, self._right) if self._logged is None else (self._logged,)
@@ -194,7 +200,7 @@ class StreamJoinOperator:
         if self._on_disk is not None:
             self._on_disk.close()
         if self._store is not None:
-            self._store.log.close()
+            self._store.close()
 
     # -- rows in
 

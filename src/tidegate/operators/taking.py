@@ -1,6 +1,7 @@
-"""A snapshot of rows by what changed, from the barrier until all that is owed to it was taken: what it holds by then.
+"""Rows by what changed, until all of them were taken into files: for a snapshot, or ahead of the next one.
 
-Its files are known when it is complete, and can be written then. Must never be stored before.
+What is owed to a snapshot is as it was at the barrier. Its files are known when it is complete, and can be written
+then. Must never be stored before.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,11 @@ GoneKeys: TypeAlias = tuple[pa.RecordBatch, Hashes]
 
 @dataclass(slots=True, eq=False)
 class Taking:
-    """`advance` takes a part. `kept`: files of older rows. `gone`: keys that had left at the barrier.
+    """`advance` takes a part. `kept`: files of older rows. `gone`: keys that have left, for the next file.
 
-    `is_owed`: there may be rows that are to be taken before they change. `looked_to`: slots before it are done with.
-    `moves_until`: rows in files up to this number are written again, 0 if none are. `slots`: those of each added file.
+    `is_owed`: there may be rows among those that changed that are to be taken. `looked_to`: slots before it are done
+    with. `moves_until`: rows in files up to this number are written again, 0 if none are. `slots`: those of each added
+    file. `looked_at`: how many of those that changed were looked at.
     """
 
     advance: Callable[["Taking"], None]
@@ -32,11 +34,13 @@ class Taking:
     added: list[LogFile] = field(default_factory=list)
     slots: list[list[Slots]] = field(default_factory=list)
     row_count: int = 0
+    looked_at: int = 0
     is_owed: bool = True
     looked_to: int = 0
     moves_until: int = 0
     is_taken: bool = False
     _parts: list[Part] = field(default_factory=list)
+    _given_files: int = 0
 
     @property
     def files(self) -> Sequence[LogFile]:
@@ -48,6 +52,13 @@ class Taking:
         while not self.is_taken:
             self.advance(self)
             yield
+
+    def take_whole_files(self) -> list[LogFile]:
+        """To which nothing will be added, each given once."""
+        whole = len(self.added) if self.is_taken else len(self.added) - 1
+        files = self.added[self._given_files : whole]
+        self._given_files = max(self._given_files, whole)
+        return files
 
     def begin_file(self, log: RowLog, parts: Sequence[Part], row_count: int) -> None:
         # Parts are added to it until all is taken, and it is written afterwards.

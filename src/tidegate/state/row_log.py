@@ -71,7 +71,7 @@ class _Files:
 
 
 class RowLog:
-    """`files`: the oldest first; the owner of the rows says which are needed.
+    """`files`: the oldest first; the owner of the rows says which are needed. `snapshots`: how many there were of them.
 
     `whole_up_to_bytes`: None if the log must have them. Else their owner has all of them in memory, and stores them
     whole up to that size, and whenever no file can be written.
@@ -81,6 +81,7 @@ class RowLog:
         self.key_groups = key_groups
         self._whole_up_to_bytes = whole_up_to_bytes
         self.files: list[LogFile] = []
+        self.snapshots = 0
         # Names of its files are its own: what another log calls so is another file.
         self._token = secrets.token_hex(8)
         self._slot_folder: Folder | None = folder
@@ -104,6 +105,11 @@ class RowLog:
             return False
         return True
 
+    @property
+    def next_number(self) -> int:
+        """Of the file that is begun next."""
+        return self._next_number
+
     def append(self, parts: Sequence[Part], row_count: int) -> LogFile:
         """A file that is still to be written."""
         number = self._next_number
@@ -123,6 +129,7 @@ class RowLog:
 
     def section(self, made: FilesBeingMade | None = None) -> Section:
         """Of these files, or of those that it has now."""
+        self.snapshots += 1
         of = _Files(tuple(self.files)) if made is None else made
 
         def steps() -> Iterator[None]:

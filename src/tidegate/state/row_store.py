@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tidegate.state.contract import StateBackend
 from tidegate.state.row_log import RowLog
+from tidegate.state.rows_ahead import RowsAhead
 from tidegate.state.scratch_files import ScratchFiles
 
 
@@ -20,13 +21,19 @@ class RowMemory:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """Of one operator in one subtask. `entries`: rows that are not in memory, by key; None if all are."""
+    """Of one operator in one subtask. `entries`: rows that are not in memory, by key; None if all are.
+
+    `ahead`: stores what is in the log before a checkpoint needs it; None if nobody does.
+    """
 
     log: RowLog
     entries: StateBackend | None
     memory: RowMemory
+    ahead: RowsAhead | None = None
 
     def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
         self.log.close()
         if self.entries is not None:
             self.entries.close()
@@ -34,8 +41,18 @@ class RowStore:
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
-    """Of one operator whose rows never change. `files`: for those that are not in memory; None if all are."""
+    """Of one operator whose rows never change. `files`: for those that are not in memory; None if all are.
+
+    `ahead`: as of a `RowStore`.
+    """
 
     log: RowLog
     files: ScratchFiles | None
     memory: RowMemory
+    ahead: RowsAhead | None = None
+
+    def close(self) -> None:
+        """The log; the files are their owner's."""
+        if self.ahead is not None:
+            self.ahead.close()
+        self.log.close()

@@ -117,8 +117,8 @@ class TaskBuilder:
             open_state=lambda: self.state.open(key_groups, id),
             floors=restored.floors,
             open_calls=self.open_calls,
-            open_rows=lambda: self.state.open_rows(key_groups),
-            open_runs=lambda: self.state.open_runs(key_groups),
+            open_rows=lambda: self.state.open_rows(key_groups, id),
+            open_runs=lambda: self.state.open_runs(key_groups, id),
         )
         operators = [build_operator(spec) for spec in vertex.operators]
         for position, operator in enumerate(operators):

@@ -33,6 +33,8 @@ STATE_ROWS_MEMORY_BYTES = 512 << 20
 # Up to that a vectorised operator's rows in memory are stored whole: copying them at the barrier takes a few ms, and
 # where all of them change all the time a log would only add to the work.
 HEAP_ROWS_WHOLE_UP_TO_BYTES = 64 << 20
+# The same with a changelog: as much as a batch of changes, which a barrier may find unstored anyway.
+CHANGELOG_ROWS_WHOLE_UP_TO_BYTES = 1 << 20
 
 
 class HeapSnapshots(Enum):
@@ -48,8 +50,8 @@ class SlotSettings:
 
     `network_memory_bytes` bounds the windows of all channels into a slot together, `state_memory_bytes` what backends
     on disk have in memory for all tasks of the slot, `state_rows_memory_bytes` the rows that are in use there. `access`
-    opens every location of the job. `changelog_image_interval_ms`: changes of user state are stored all along, and an
-    image of it so often; None if they are stored by checkpoints.
+    opens every location of the job. `changelog_image_interval_ms`: changes of state are stored all along, and an image
+    of user state so often; None if they are stored by checkpoints.
     """
 
     plan: JobPlan
@@ -84,7 +86,9 @@ class SlotSettings:
                 return None  # without files there is nothing that a later checkpoint could refer to
 
     def rows_whole_up_to_bytes(self) -> float:
-        """The same of a vectorised operator's rows."""
+        """The same of a vectorised operator's rows; what changes in all others can be stored ahead of checkpoints."""
+        if self.changelog_image_interval_ms is not None and self.checkpoint_storage is CheckpointStorage.FILES:
+            return min(self.heap_rows_whole_up_to_bytes, CHANGELOG_ROWS_WHOLE_UP_TO_BYTES)
         return inf if self.heap_whole_up_to_bytes() is None else self.heap_rows_whole_up_to_bytes
 
     def in_manifest_below_bytes(self) -> int:

@@ -7,6 +7,7 @@ job's backend does not need.
 import os
 import secrets
 import tempfile
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +21,7 @@ from tidegate.state.heap import HeapBackend
 from tidegate.state.logged import IncrementalHeapBackend
 from tidegate.state.row_log import RowLog
 from tidegate.state.row_store import RowMemory, RowStore, RunStore
+from tidegate.state.rows_ahead import RowsAhead
 from tidegate.state.scratch_files import ScratchFiles
 from tidegate.state.sst_files import Folder
 from tidegate.worker.settings import STATE_MEMORY_BYTES, STATE_ROWS_MEMORY_BYTES
@@ -45,11 +47,11 @@ class StateBackends(Protocol):
         """An empty one, for one operator of a task."""
         ...
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
+    def open_rows(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RowStore:
         """For a vectorised operator."""
         ...
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
+    def open_runs(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RunStore:
         """For one whose rows never change."""
         ...
 
@@ -132,7 +134,7 @@ class HeapBackends(_WithoutChangelog):
         self._opened.append(backend)
         return backend
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
+    def open_rows(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RowStore:
         return RowStore(self._open_log(key_groups), None, _NO_MEMORY)
 
     def _open_log(self, key_groups: KeyGroupRange) -> RowLog:
@@ -140,7 +142,7 @@ class HeapBackends(_WithoutChangelog):
         self._opened.append(log)
         return log
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
+    def open_runs(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RunStore:
         return RunStore(self._open_log(key_groups), None, _NO_MEMORY)
 
     def close(self) -> None:
@@ -177,7 +179,7 @@ class RocksBackends(_WithoutChangelog):
         self._opened.append(backend)
         return backend
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
+    def open_rows(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RowStore:
         self.rows_memory.operators += 1
         return RowStore(self._open_log(key_groups), self.open(key_groups), self.rows_memory)
 
@@ -187,7 +189,7 @@ class RocksBackends(_WithoutChangelog):
         self._logs.append(log)
         return log
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
+    def open_runs(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RunStore:
         assert self._folder is not None, "not closed"
         files = ScratchFiles(self._folder)
         self._scratch.append(files)
@@ -206,7 +208,7 @@ class RocksBackends(_WithoutChangelog):
 
 
 class ChangelogBackends:
-    """Over those of `backends`; rows of vectorised operators are as without it.
+    """Over those of `backends`; the logs of vectorised operators are theirs, and stored ahead as well.
 
     `slot` and how many were opened before spread the images of the job over the interval.
     """
@@ -220,8 +222,9 @@ class ChangelogBackends:
         self._clock = clock
         self._interval_ms = interval_ms
         self._slot = slot
-        self._opened: list[ChangelogBackend] = []
-        self._opened_by: dict[TaskId | None, list[ChangelogBackend]] = {}
+        self._opened: list[ChangelogBackend | RowsAhead] = []
+        self._opened_by: dict[TaskId | None, list[ChangelogBackend | RowsAhead]] = {}
+        self._images = 0
 
     def open(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> StateBackend:
         assert self._folder is not None, "not closed"
@@ -234,41 +237,52 @@ class ChangelogBackends:
             interval_ms=self._interval_ms,
             first_image_at_ms=self._clock.monotonic_ms() + self._first_after_ms(),
         )
-        self._opened.append(backend)
-        self._opened_by.setdefault(task, []).append(backend)
+        self._images += 1
+        self._look_after(backend, task)
         return backend
 
-    def open_rows(self, key_groups: KeyGroupRange) -> RowStore:
-        return self._backends.open_rows(key_groups)
+    def open_rows(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RowStore:
+        store = self._backends.open_rows(key_groups)
+        return replace(store, ahead=self._rows_ahead(store.log, task))
 
-    def open_runs(self, key_groups: KeyGroupRange) -> RunStore:
-        return self._backends.open_runs(key_groups)
+    def open_runs(self, key_groups: KeyGroupRange, task: TaskId | None = None) -> RunStore:
+        store = self._backends.open_runs(key_groups)
+        return replace(store, ahead=self._rows_ahead(store.log, task))
+
+    def _rows_ahead(self, log: RowLog, task: TaskId | None) -> RowsAhead:
+        ahead = RowsAhead(log, ahead=self._ahead, clock=self._clock)
+        self._look_after(ahead, task)
+        return ahead
+
+    def _look_after(self, opened: ChangelogBackend | RowsAhead, task: TaskId | None) -> None:
+        self._opened.append(opened)
+        self._opened_by.setdefault(task, []).append(opened)
 
     def has_room(self) -> bool:
         return self._ahead.has_room()
 
     def on_time(self, now_ms: float) -> None:
         self._ahead.on_time(now_ms)
-        for backend in self._opened:
-            backend.on_time(now_ms)
+        for opened in self._opened:
+            opened.on_time(now_ms)
 
     def next_deadline_ms(self) -> float | None:
-        deadlines = [self._ahead.next_deadline_ms(), *(backend.next_deadline_ms() for backend in self._opened)]
+        deadlines = [self._ahead.next_deadline_ms(), *(opened.next_deadline_ms() for opened in self._opened)]
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
     def unstored_bytes(self, task: TaskId) -> int:
-        return sum(backend.unstored_bytes() for backend in self._opened_by.get(task, []))
+        return sum(opened.unstored_bytes() for opened in self._opened_by.get(task, []))
 
     def close(self) -> None:
         self._ahead.close()
-        for backend in self._opened:
-            backend.close()
+        for opened in self._opened:
+            opened.close()
         self._backends.close()
         # Goes with the last snapshot that is being stored.
         self._folder = None
 
     def _first_after_ms(self) -> float:
-        share = (self._slot * _BETWEEN_SLOTS + len(self._opened) * _BETWEEN_OPERATORS) % 1.0
+        share = (self._slot * _BETWEEN_SLOTS + self._images * _BETWEEN_OPERATORS) % 1.0
         return self._interval_ms * (0.5 + share / 2)
 
 
