@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.connectors.beside_loop import BesideLoop
 from tidegate.connectors.contract import EndOfSource, NothingNow, Rows
 from tidegate.connectors.csv_rows import CsvColumns
 from tidegate.connectors.csv_tokens import Marks
 from tidegate.connectors.file_sink import _HiddenFile
 from tidegate.connectors.limited import LimitedReader
+from tidegate.connectors.sink_encodings import ParquetEncoding
 from tidegate.connectors.staged_sink import _OpenFile
 from tidegate.testing.manual_clock import ManualClock
 
@@ -32,7 +34,7 @@ class ClosesOnce:
 def test_a_file_whose_end_could_not_be_written_never_counts_as_durable(tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(b"half")
     file: Any = ClosesOnce()
-    hidden = _HiddenFile(tmp_path / "part", "", file)
+    hidden = _HiddenFile(tmp_path / "part", "", NUMBERS, ParquetEncoding("none"), _file=file)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             hidden.finish()
@@ -42,11 +44,11 @@ def test_a_file_whose_end_could_not_be_written_never_counts_as_durable(tmp_path:
 def test_a_staged_file_whose_end_could_not_be_written_never_counts_as_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged = _OpenFile(tmp_path / "part", NUMBERS)
+    staged = _OpenFile(tmp_path / "part", NUMBERS, BesideLoop("a sink's thread"))
     staged.write(pa.RecordBatch.from_pydict({"v": [1, 2]}, schema=NUMBERS))
     closing = ClosesOnce()
     monkeypatch.setattr(staged, "_parquet", closing)
-    monkeypatch.setattr(staged, "_encode", lambda: None)
+    monkeypatch.setattr(staged, "_encode", lambda gathered: None)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             staged.finish()
