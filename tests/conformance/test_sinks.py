@@ -120,6 +120,28 @@ def test_row_groups_of_staged_rows_are_encoded_beside_the_loop_and_waited_for_be
     writer.close()
 
 
+def test_a_writer_whose_row_group_could_not_be_encoded_leaves_no_staged_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is a barrier that hears of the failure first."""
+    monkeypatch.setattr(staged_sink, "ROW_GROUP_BYTES", 500)
+
+    def failing(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", failing)
+    sink = TestStagedSink().open(tmp_path)
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    failed = threading.Event()
+    writer.call_when_done(failed.set)
+    writer.write(make_rows(0, 100))
+    assert failed.wait(10)
+    with pytest.raises(OSError, match="no space left"):
+        writer.prepare(CheckpointId(1))
+    writer.close()
+    assert list(sink.folder.iterdir()) == []
+
+
 def test_a_large_epoch_of_staged_rows_rolls_into_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_sink, "ROW_GROUP_BYTES", 500)
     monkeypatch.setattr(staged_sink, "_ROLL_AT_BYTES", 1500)

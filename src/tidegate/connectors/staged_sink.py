@@ -186,8 +186,10 @@ class StagedWriter:
 
     def prepare(self, checkpoint: CheckpointId) -> Prepared:
         """Encoding what is still gathered and closing the files is left to `make_durable`, off the loop."""
+        # First, as it fails if any of it did: then `close` has to find the files.
+        handed_over = self._beside.given_so_far()
         files, self._files = self._files, []
-        folder, handed_over = self._sink.folder, self._beside.given_so_far()
+        folder = self._sink.folder
 
         def make_durable() -> None:
             handed_over.result()
