@@ -20,7 +20,7 @@ from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.model.ids import KeyGroupRange, range_of
 from tidegate.operators import join_rows, log_book, numbered_format, numbered_log, stream_join
 from tidegate.operators.contract import TaskContext
-from tidegate.operators.row_numbers import Changes
+from tidegate.operators.row_numbers import Changes, RowNumbers
 from tidegate.operators.stream_join import StreamJoinOperator
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.nodes import JoinType
@@ -289,6 +289,20 @@ def test_a_snapshot_looks_at_runs_with_new_rows_only(backends: RocksBackends, mo
     monkeypatch.setattr(np, "flatnonzero", lambda flags: looked_at.append(len(flags)) or flatnonzero(flags))
     harness.operator.snapshot()
     assert looked_at == [10, 10], "to count them, and to write them"
+
+
+def test_rows_that_are_gone_with_their_file_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a changelog it is asked for new rows ten times a second, and a run may have millions."""
+    numbers, is_live = RowNumbers(np.arange(1, 11), Changes()), np.arange(10) >= 5
+    numbers.forget_outside(6, 11)
+    assert numbers.new(is_live).tolist() == []
+    looked_at: list[int] = []
+    flatnonzero = np.flatnonzero
+    monkeypatch.setattr(np, "flatnonzero", lambda flags: looked_at.append(len(flags)) or flatnonzero(flags))
+    assert numbers.new(is_live).tolist() == []
+    assert looked_at == []
+    numbers.forget_outside(8, 11)
+    assert numbers.new(is_live).tolist() == [5, 6], "those that are there have to be written again"
 
 
 def test_an_aborted_snapshot_leaves_its_rows_to_the_next_one(backends: RocksBackends) -> None:

@@ -76,11 +76,18 @@ class RowNumbers:
     def __init__(self, of_row: Numbers, changes: Changes) -> None:
         self.of_row = of_row
         self.changes = changes
+        # Whether a row that is there may have no number.
+        self._has_new = True
         self._look()
 
     def new(self, is_live: Flags) -> Slots:
         """The rows that are there and not in the log."""
-        return np.flatnonzero(is_live & (self.of_row == 0)) if self._has_new else np.zeros(0, dtype=np.int64)
+        if not self._has_new:
+            return np.zeros(0, dtype=np.int64)
+        places = np.flatnonzero(is_live & (self.of_row == 0))
+        # None that is gone comes back: until the log holds fewer, there is nothing to look for again.
+        self._has_new = len(places) > 0
+        return places
 
     def number(self, places: Slots, first: int) -> None:
         """All that are there and were not in the log are now, in this order."""
