@@ -284,6 +284,23 @@ def test_rows_that_were_handed_over_go_with_a_writer_that_is_closed(tmp_path: Pa
     assert list((tmp_path / file_sink.HIDDEN).iterdir()) == []
 
 
+def test_a_writer_whose_disk_hangs_leaves_its_files_to_the_next_generation(
+    tmp_path: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside_loop, "_LEAVE_WITHIN_S", 0.02)
+    sink = replace(sink_of("parquet", tmp_path), encoding=HeldEncoding("none"))
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    while writer.has_room():
+        writer.write(partitioned_rows(10, 2))
+    thread = next(one for one in threading.enumerate() if one.name.startswith("tidegate-sink"))
+    writer.close()
+    held.set()
+    thread.join(10)
+    assert len(list((tmp_path / file_sink.HIDDEN).iterdir())) == 1
+    sink.committer().discard_uncommitted([], Generation(2))
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
 def test_a_row_group_that_cannot_be_written_fails_the_epoch_and_the_next_rows(
     tmp_path: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,8 +117,19 @@ def test_the_end_comes_after_all_that_was_given(beside: BesideLoop) -> None:
     happened: list[int] = []
     for number in range(20):
         beside.give(lambda n=number: happened.append(n))  # type: ignore[misc]
-    beside.finish()
+    assert beside.finish()
     assert happened == list(range(20))
+
+
+def test_leaving_does_not_wait_for_ever_for_a_thread_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_loop, "_LEAVE_WITHIN_S", 0.02)
+    beside, held = BesideLoop(NAME), Held()
+    beside.give(held)
+    (thread,) = threads()
+    assert not beside.finish()
+    held.let_go()
+    thread.join(10)
+    assert beside.finish()
 
 
 def test_there_is_no_thread_for_nothing(beside: BesideLoop) -> None:

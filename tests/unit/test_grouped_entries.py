@@ -16,7 +16,7 @@ from tidegate.operators.accumulators import grouped_entries
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.accumulators.chains import Chains
 from tidegate.operators.accumulators.collected import CollectedSet
-from tidegate.operators.accumulators.grouped_entries import MOST_COPIED
+from tidegate.operators.accumulators.grouped_entries import MOST_COPIED, GroupedEntries
 from tidegate.operators.accumulators.pair_index import PairIndex
 from tidegate.operators.accumulators.stored_values import ValueLog
 from tidegate.operators.compaction import KeptArrays
@@ -221,3 +221,27 @@ def test_an_owner_has_few_chunks_and_little_room_left_over_however_its_values_co
     for chains, owner_count in ((one, 1), (many, 1_000)):
         assert chains._entries.count < 1.6 * 100_000
         assert chains._starts.count < owner_count * 30
+
+
+def test_the_copy_without_what_is_nobodys_is_whole_some_day_however_large_values_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If each step added more than it may copy by its bytes, the copy would be made for ever."""
+    monkeypatch.setattr(grouped_entries, "_COPIED_BYTES", 1)
+    groups = GroupedEntries(ValueLog(pa.int64()))
+    groups.grow_to(100)
+
+    def add_to_all() -> None:
+        slots = np.arange(100)
+        groups.held.append(pa.array(slots))
+        groups.add(groups.owners_of(slots))
+
+    for _ in range(100):
+        add_to_all()
+    groups.clear(np.arange(90))
+    assert not groups.is_tidy()
+    for _ in range(200):
+        add_to_all()
+    assert groups.is_tidy()
+    assert len(groups.found(np.array([0])).entries) == 200
+    assert len(groups.found(np.array([99])).entries) == 300

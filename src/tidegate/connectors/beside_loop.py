@@ -12,6 +12,8 @@ _T = TypeVar("_T")
 # Bytes of rows that wait for the thread: two row groups keep it at work, and a checkpoint waits for them to be written.
 # With more the writer has no room; with twice as much it waits.
 _MOST_WAITING_BYTES = 16 << 20
+# How long leaving waits for the thread: a few row groups take a second at the most, and a disk that hangs for ever.
+_LEAVE_WITHIN_S = 10.0
 
 
 class BesideLoop:
@@ -62,12 +64,18 @@ class BesideLoop:
         """From the thread, whenever something is done."""
         self._on_done = call
 
-    def finish(self) -> None:
-        """Does all that was given, and ends. Raises nothing: whoever needs what failed asks for it."""
-        if self._thread is not None:
-            self._given.put(None)
-            self._thread.join()
-            self._thread = None
+    def finish(self) -> bool:
+        """Does all that was given, and ends; whether that was so in time, else the thread is left behind.
+
+        Raises nothing: whoever needs what failed asks for it.
+        """
+        if self._thread is None:
+            return True
+        self._given.put(None)
+        self._thread.join(_LEAVE_WITHIN_S)
+        has_ended = not self._thread.is_alive()
+        self._thread = None
+        return has_ended
 
     def _forget_done(self) -> None:
         while self._waiting and self._waiting[0][0].done():

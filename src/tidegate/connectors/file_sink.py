@@ -291,8 +291,8 @@ class FileSinkWriter:
         return Prepared([msgspec.msgpack.encode(committable) for committable in committables], epoch.make_durable)
 
     def close(self) -> None:
-        self._beside.finish()
-        for file in self._files:
+        # Files that the thread still writes to are left to the next generation, which removes what nobody prepared.
+        for file in self._files if self._beside.finish() else ():
             file.drop()
         self._files, self._open = [], {}
         self._gathered = self._nothing_gathered()

@@ -202,8 +202,8 @@ class StagedWriter:
         return Prepared([msgspec.msgpack.encode(file) for file in staged], make_durable)
 
     def close(self) -> None:
-        self._beside.finish()
-        for file in self._files:
+        # Files that the thread still writes to are left to the next generation, which removes what nobody prepared.
+        for file in self._files if self._beside.finish() else ():
             file.drop()
         self._files = []
 

@@ -24,8 +24,9 @@ _FEW_BYTES: Final = 1 << 22
 # So many entries are copied in a step, and so many for each that comes: a few ms.
 MOST_COPIED: Final = 1 << 14
 _COPIED_PER_ADDED: Final = 4
-# Fewer if these take more bytes than so many.
+# Fewer if these take more bytes than so many; but more than have come, or the copy would never have them all.
 _COPIED_BYTES: Final = 1 << 22
+_LEAST_COPIED_PER_ADDED: Final = 2
 # The system gives new memory when it is first written to, which takes as long as copying: so much of it in a step.
 _TOUCHED_BYTES: Final = 1 << 21
 _MAX_LIST_VALUES: Final = (1 << 31) - 1  # offsets of a Spark array in Arrow have 32 bits
@@ -106,7 +107,7 @@ class GroupedEntries(Generic[HeldT]):
         """The last entries that are held, as many as there are owners, are theirs."""
         self._chains.append(owners)
         if not self.is_tidy():
-            self.tidy_up(_COPIED_PER_ADDED * len(owners))
+            self.tidy_up(_COPIED_PER_ADDED * len(owners), least=_LEAST_COPIED_PER_ADDED * len(owners))
 
     def clear(self, slots: Slots) -> None:
         self._count_dead(self._owners.clear(slots))
@@ -146,8 +147,8 @@ class GroupedEntries(Generic[HeldT]):
             return dead == 0
         return 2 * dead <= count or (dead <= _FEW_ENTRIES and self.held.size_bytes() <= _FEW_BYTES)
 
-    def tidy_up(self, most: int) -> None:
-        """A part of it, about so many entries."""
+    def tidy_up(self, most: int, *, least: int = 1) -> None:
+        """A part of it, about so many entries; fewer if they are large, but not fewer than `least`."""
         if self._copy is None:
             self._owners.begin_leaving()
             self._copy = _Copy(self.held.empty_copy(self._chains.count - self._dead_count), Chains())
@@ -159,7 +160,7 @@ class GroupedEntries(Generic[HeldT]):
         if self._dead_count < self._chains.count:
             if not copy.has_touched_all():
                 return
-            self._copy_some(copy, max(1, min(most, _COPIED_BYTES // self._bytes_each())))
+            self._copy_some(copy, max(least, min(most, _COPIED_BYTES // self._bytes_each())))
         else:
             copy.copied = self._chains.count
         if copy.copied == self._chains.count:
