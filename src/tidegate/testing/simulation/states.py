@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from tidegate.state import changelog, entry_files, logged
+from tidegate.state import changelog, entry_files, logged, rows_ahead
 from tidegate.state.stepwise_file import Pieces, StepwiseFile
 from tidegate.testing.simulation.world import SimulationFailed
 from tidegate.worker import stored_ahead
@@ -73,6 +73,8 @@ class Limits:
     unstored_bytes: int = stored_ahead.MOST_UNSTORED_BYTES
     at_once_bytes: int = stored_ahead._MOST_AT_ONCE_BYTES
     retry_after_ms: float = stored_ahead._RETRY_AFTER_MS
+    rows_look_ms: float = rows_ahead.LOOK_MS
+    rows_wait_ms: float = rows_ahead.WAIT_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,8 @@ def _mixed(random: Random) -> StateScenario:
             unstored_bytes=random.choice([100, 1000, stored_ahead.MOST_UNSTORED_BYTES]),
             at_once_bytes=random.choice([1, 300, stored_ahead._MOST_AT_ONCE_BYTES]),
             retry_after_ms=random.choice([1.0, 20.0]),
+            rows_look_ms=random.choice([0.2, 1.0, 5.0]),
+            rows_wait_ms=random.choice([0.2, 2.0, 20.0]),
         ),
     )
 
@@ -159,6 +163,10 @@ def limits_in_place(states: StateScenario, seed: int) -> Iterator[None]:
             (stored_ahead, "MOST_UNSTORED_BYTES", limits.unstored_bytes),
             (stored_ahead, "_MOST_AT_ONCE_BYTES", limits.at_once_bytes),
             (stored_ahead, "_RETRY_AFTER_MS", limits.retry_after_ms),
+            (rows_ahead, "_RETRY_AFTER_MS", limits.retry_after_ms),
+            (rows_ahead, "LOOK_MS", limits.rows_look_ms),
+            (rows_ahead, "LONGEST_LOOK_MS", 8 * limits.rows_look_ms),
+            (rows_ahead, "WAIT_MS", limits.rows_wait_ms),
             (StepwiseFile, "_write", write_or_fail),
             (secrets, "token_hex", lambda bytes_: names.randbytes(bytes_).hex()),
         ):
