@@ -114,3 +114,28 @@ def test_grouping_sets_are_counted_as_spark_counts_them(spark: SparkSession, sou
     batch = pipeline(spark.read.schema(INPUT).parquet(str(source)))
     assert lines(newest) == lines(batch.groupBy("x", "y").agg(F.max("n").alias("n")))
     assert {(r.n, r.total) for r in batch.collect()} <= {(r.n, r.total) for r in changes.collect()}
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_arrays_are_keys_of_aggregations_deduplication_and_joins(
+    spark: SparkSession, source: Path, tmp_path: Path, backend: str
+) -> None:
+    """With hardly any memory for rows where they can be on disk."""
+
+    def pipeline(rows: DataFrame) -> DataFrame:
+        keyed = rows.selectExpr("k", "a", "struct(n[2] AS words, cast(k % 2 AS double) / -2 AS half) AS s")
+        once = keyed.dropDuplicates(["a", "s"])
+        pairs = once.join(rows.selectExpr("a AS b", "k AS other").where("k % 100 < 3"), F.expr("a = b"))
+        return pairs.groupBy("a", F.expr("array(s.half)").alias("halves")).agg(
+            F.count("*").alias("n"), F.sum("other").alias("total"), F.count_distinct("a", "s.words").alias("words")
+        )
+
+    columns = "a array<long>, halves array<double>, n long, total long, words long"
+    on_disk = {"state.backend": "rocksdb", "state.rocksdb.rowMemory": "4KiB"} if backend == "rocksdb" else {}
+    made = writer(pipeline(stream(spark, source)), tmp_path, slots=2, **on_disk).outputMode("update")
+    query = made.trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S)
+    changes = spark.read.schema(columns).parquet(str(tmp_path / "out"))
+    newest = changes.groupBy("a", "halves").agg(F.max(F.struct("n", "total", "words")).alias("last"))
+    batch = pipeline(spark.read.schema(INPUT).parquet(str(source)))
+    assert lines(newest.select("a", "halves", "last.*")) == lines(batch)

@@ -1,9 +1,12 @@
 """Keys to slots: the same key has the same slot for ever, while table and columns grow bit by bit."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from tidegate.model.errors import UnsupportedPlan
 from tidegate.operators import columnar, key_table
 from tidegate.operators.columnar import AppendedArray, GrowingArray, KeyIndex
 from tidegate.operators.key_table import KeyTable
@@ -32,6 +35,52 @@ def test_every_key_keeps_its_slot_while_the_table_grows(
     assert sorted(known.values()) == list(range(index.count))
     (stored,) = index.gather(slice(0, index.count))
     assert {key: slot for slot, key in enumerate(stored.to_pylist())} == known
+
+
+NAN = float("nan")
+LISTS: list[tuple[pa.DataType, list[list[Any]]]] = [
+    # Those of one line are equal, as Spark groups them.
+    (pa.list_(pa.int64()), [[None], [[]], [[None]], [[0]], [[0, 0]], [[0, None]], [[1, 2]], [[2, 1]]]),
+    (pa.list_(pa.string()), [[None], [[]], [[""]], [["", ""]], [["ab", "c"]], [["a", "bc"]], [[None, "abc"]]]),
+    (pa.list_(pa.float64()), [[None], [[0.0], [-0.0]], [[NAN], [-NAN]], [[0.0, NAN], [-0.0, NAN]], [[1.5]]]),
+    (pa.list_(pa.list_(pa.int32())), [[[[1], [2]]], [[[1, 2]]], [[[1, 2], []]], [[[1, 2], None]], [[]], [[None]]]),
+    (
+        pa.list_(pa.struct([("x", pa.float32()), ("y", pa.string())])),
+        [[[{"x": 0.0, "y": "a"}], [{"x": -0.0, "y": "a"}]], [[{"x": None, "y": "a"}]], [[None]], [[]]],
+    ),
+    (
+        pa.struct([("at", pa.int64()), ("names", pa.list_(pa.string()))]),
+        [[None], [{"at": None, "names": None}], [{"at": 1, "names": []}], [{"at": 1, "names": ["a"]}]],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "classes"), LISTS, ids=str)
+def test_lists_are_keys_by_their_elements(kind: pa.DataType, classes: list[list[Any]]) -> None:
+    numbers = [number for number, equal in enumerate(classes) for _ in equal]
+    values = [value for equal in classes for value in equal]
+    index = KeyIndex([kind, pa.int64()])
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(len(values)), 5))
+    keys = pa.array(values, kind).take(pa.array(order))
+    # A slice, whose buffers begin before it.
+    rows = pa.RecordBatch.from_arrays(
+        [pa.concat_arrays([keys, keys]), pa.array([7] * 2 * len(keys))], names=["key", "n"]
+    )
+    slots = index.find_or_add(rows.slice(3))
+    expected = [numbers[at] for at in [*order, *order]][3:]
+    assert index.count == len(classes)
+    assert len(set(zip(slots.tolist(), expected, strict=True))) == len(classes)
+    gathered, _ = index.gather(slots)
+    assert gathered.type == kind
+    assert [str(each) for each in gathered.to_pylist()] == [str(values[numbers.index(number)]) for number in expected]
+    kept = index.kept(np.arange(1, index.count))
+    assert kept.find_or_add(rows.slice(3)).max() == index.count - 1
+
+
+def test_maps_are_no_keys_wherever_they_are() -> None:
+    for kind in (pa.map_(pa.string(), pa.int64()), pa.list_(pa.map_(pa.string(), pa.int64()))):
+        with pytest.raises(UnsupportedPlan, match="Keys of type"):
+            KeyIndex([kind])
 
 
 def test_a_step_copies_places_in_proportion_to_the_keys_it_adds_and_the_next_table_is_ready_in_time(

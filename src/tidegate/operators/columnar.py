@@ -6,18 +6,23 @@ slot is the caller's.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.operators.key_leaves import key_leaf_types, key_leaves_of, rebuilt_key
 from tidegate.operators.key_table import FREE, KeyTable
 from tidegate.operators.key_table import Slots as Slots
+from tidegate.operators.leaves import Flags as Flags
+from tidegate.operators.leaves import fixed_array as fixed_array
+from tidegate.operators.leaves import slots_array as slots_array
+from tidegate.operators.leaves import validity_buffer
 from tidegate.plan.key_groups import (
     Hashes,
     as_large_binary,
@@ -27,7 +32,6 @@ from tidegate.plan.key_groups import (
     validity_of,
 )
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _FIRST_CAPACITY = 1024
@@ -291,7 +295,7 @@ class VariableKeys:
         """Refers to the bytes that are here, which do not change."""
         offsets = self._offsets.used[slots.start : slots.stop + 1]
         data = self._data.used[offsets[0] : offsets[-1]]
-        buffers = [_validity(valid), pa.py_buffer((offsets - offsets[0]).astype(offset_type)), pa.py_buffer(data)]
+        buffers = [validity_buffer(valid), pa.py_buffer((offsets - offsets[0]).astype(offset_type)), pa.py_buffer(data)]
         return pa.Array.from_buffers(self.kind, len(valid), buffers)
 
     def _stored(self) -> pa.Array:
@@ -307,7 +311,7 @@ class KeyIndex:
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
         self._kinds = list(kinds)
-        leaves = [leaf for kind in kinds for leaf in leaf_types(kind)]
+        leaves = [leaf for kind in kinds for leaf in key_leaf_types(kind)]
         self._columns = [VariableKeys(leaf) if is_variable_width(leaf) else FixedKeys(leaf) for leaf in leaves]
         self._valid: list[AppendedArray[np.bool_]] = [AppendedArray(np.bool_) for _ in leaves]
         self._has_nulls = [False] * len(leaves)
@@ -327,7 +331,7 @@ class KeyIndex:
         """The slot of each row's key (its first columns), which gets one if it is new."""
         hashes = hash_rows(rows, len(self._kinds))
         leaves = [
-            leaf for index, kind in enumerate(self._kinds) for leaf in leaves_of(_decoded(rows.column(index), kind))
+            leaf for index, kind in enumerate(self._kinds) for leaf in key_leaves_of(_decoded(rows.column(index), kind))
         ]
         keys = [keys.read(leaf) for keys, leaf in zip(self._columns, leaves, strict=True)]
         count_before = self.count
@@ -344,7 +348,7 @@ class KeyIndex:
         """The keys of those slots, one array per key column, in the column's own type."""
         leaves = [keys.gather(slots, valid.used[slots]) for keys, valid in zip(self._columns, self._valid, strict=True)]
         remaining = iter(leaves)
-        return [rebuilt(kind, remaining) for kind in self._kinds]
+        return [rebuilt_key(kind, remaining) for kind in self._kinds]
 
     def kept(self, slots: Slots) -> Self:
         """An index of these keys alone, the first at slot 0; this one stays as it is, for whoever still reads it."""
@@ -442,34 +446,6 @@ class KeyIndex:
         return True
 
 
-def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
-    """A struct is compared by its fields, with one flag in front that says whether it is there at all."""
-    if not pa.types.is_struct(kind):
-        return [kind]
-    return [pa.bool_(), *(leaf for field in kind for leaf in leaf_types(field.type))]
-
-
-def leaves_of(column: pa.Array) -> list[pa.Array]:
-    if not pa.types.is_struct(column.type):
-        return [column]
-    valid = validity_of(column)
-    is_there = fixed_array(pa.bool_(), np.ones(len(column), np.bool_) if valid is None else valid, None)
-    return [is_there, *(leaf for child in column.flatten() for leaf in leaves_of(child))]
-
-
-def rebuilt(kind: pa.DataType, leaves: Iterator[pa.Array]) -> pa.Array:
-    if not pa.types.is_struct(kind):
-        return next(leaves)
-    is_there = next(leaves)
-    children = [rebuilt(field.type, leaves) for field in kind]
-    validity = None if is_there.true_count == len(is_there) else is_there.buffers()[1]
-    return pa.Array.from_buffers(kind, len(is_there), [validity], children=children)
-
-
-def slots_array(slots: Slots) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(slots), [None, pa.py_buffer(np.ascontiguousarray(slots))])
-
-
 def ascending_order(numbers: Slots) -> Slots | None:
     """The places of numbers from the least on, equal ones as they stand; None if that is how all stand.
 
@@ -485,17 +461,6 @@ def ascending_order(numbers: Slots) -> Slots | None:
     order.sort()
     order &= (1 << place_bits) - 1
     return order
-
-
-def fixed_array(kind: pa.DataType, values: npt.NDArray[Any], valid: Flags | None) -> pa.Array:
-    """An Arrow array of a fixed-width type; `values` must not be written to afterwards."""
-    validity = None if valid is None else _validity(valid)
-    data = np.packbits(values, bitorder="little") if pa.types.is_boolean(kind) else np.ascontiguousarray(values)
-    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(data)])
-
-
-def _validity(valid: Flags) -> pa.Buffer | None:
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _chosen(flags: Flags, which: Slots | None) -> Flags:

@@ -22,9 +22,9 @@ from tidegate.operators.columnar import (
     Slots,
     VariableKeys,
     fixed_array,
-    leaves_of,
     slots_array,
 )
+from tidegate.operators.key_leaves import key_leaves_of
 from tidegate.operators.row_numbers import Changes, Numbers, RowNumbers
 from tidegate.operators.rows_in_file import RowsInFile
 from tidegate.plan.key_groups import Hashes, fixed_values_of, hash_rows, is_variable_width, validity_of
@@ -232,7 +232,7 @@ def same_keys(left: pa.RecordBatch, right: pa.RecordBatch, key_count: int) -> Fl
     """Where the first columns are equal, row by row, a null to a null: a hash alone may be another key's."""
     same = np.ones(left.num_rows, dtype=np.bool_)
     for at in range(key_count):
-        leaves = zip(leaves_of(_plain(left.column(at))), leaves_of(_plain(right.column(at))), strict=True)
+        leaves = zip(key_leaves_of(_plain(left.column(at))), key_leaves_of(_plain(right.column(at))), strict=True)
         for one, other in leaves:
             same &= _equal(_key_column(one), _key_column(other))
     return same

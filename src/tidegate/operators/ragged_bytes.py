@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import Damaged
-from tidegate.operators.columnar import slots_array
+from tidegate.operators.leaves import slots_array
 
 Lengths: TypeAlias = npt.NDArray[np.int64]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -48,12 +48,18 @@ class Cursor:
 
 def joined(heads: _Bytes, behind: Sequence[RaggedBytes]) -> list[bytes]:
     """Of each row its line of `heads`, then what it has in each of the others, as one string."""
+    rows = joined_column(heads, behind)
+    if len(rows) == 0:
+        return []
+    ends, whole = np.frombuffer(rows.buffers()[1], dtype=np.int64), rows.buffers()[2].to_pybytes()
+    return [whole[start:end] for start, end in pairwise(ends[: len(rows) + 1].tolist())]
+
+
+def joined_column(heads: _Bytes, behind: Sequence[RaggedBytes]) -> pa.Array:
+    """The same as a large binary array."""
     row_count, width = heads.shape
     pieces = [RaggedBytes(heads.reshape(-1), np.full(row_count, width)), *behind]
-    rows = pc.binary_join_element_wise(*(_pieces(each.data, _ends_of(each.lengths)) for each in pieces), _NOTHING)
-    ends = _ends_of(np.sum([each.lengths for each in pieces], axis=0))
-    whole = rows.buffers()[2].to_pybytes() if row_count else b""
-    return [whole[start:end] for start, end in pairwise(ends.tolist())]
+    return pc.binary_join_element_wise(*(_pieces(each.data, _ends_of(each.lengths)) for each in pieces), _NOTHING)
 
 
 def gathered(data: _Bytes, starts: Lengths, lengths: Lengths) -> _Bytes:

@@ -14,12 +14,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.model.errors import UserCodeFailure
-from tidegate.operators.columnar import fixed_array, leaf_types, leaves_of, rebuilt
-from tidegate.operators.ragged_bytes import Cursor, Lengths, RaggedBytes, gathered, joined, sums_by_row
+from tidegate.operators.leaves import Flags, fixed_array, leaf_types, leaves_of, rebuilt, validity_buffer
+from tidegate.operators.ragged_bytes import (
+    Cursor,
+    Lengths,
+    RaggedBytes,
+    gathered,
+    joined,
+    joined_column,
+    sums_by_row,
+)
 from tidegate.plan.key_groups import is_variable_width, validity_of
 
 _Bytes = npt.NDArray[np.uint8]
-_Flags = npt.NDArray[np.bool_]
 _LENGTH_BYTES = 4
 _OFFSET_TYPES: dict[pa.DataType, str] = {
     pa.string(): "i4",
@@ -44,10 +51,21 @@ class RowCodec:
         encoded = self._layout.encoded(columns, row_count, None)
         return joined(encoded.heads, encoded.behind) if self._layout.has_variable else _split(encoded.heads)
 
+    def encode_column(self, columns: Sequence[pa.Array], row_count: int) -> pa.Array:
+        """The same as a large binary array."""
+        encoded = self._layout.encoded(columns, row_count, None)
+        return joined_column(encoded.heads, encoded.behind)
+
     def decode(self, rows: Sequence[bytes]) -> list[pa.Array]:
-        data, width = np.frombuffer(b"".join(rows), dtype=np.uint8), self._layout.width
-        cursor = Cursor(data, np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
-        heads = cursor.take(np.full(len(rows), width)).reshape(len(rows), width)
+        data = np.frombuffer(b"".join(rows), dtype=np.uint8)
+        return self._decoded(data, np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+
+    def decode_column(self, rows: pa.Array) -> list[pa.Array]:
+        return self._decoded(*_variable(rows, pa.large_binary(), None))
+
+    def _decoded(self, data: _Bytes, lengths: Lengths) -> list[pa.Array]:
+        cursor, width = Cursor(data, lengths), self._layout.width
+        heads = cursor.take(np.full(len(lengths), width)).reshape(len(lengths), width)
         return self._layout.decoded(heads, cursor, None)
 
 
@@ -174,18 +192,18 @@ def _fixed(leaf: pa.Array, kind: pa.DataType) -> _Bytes:
     return stored[leaf.offset * width : (leaf.offset + len(leaf)) * width].reshape(-1, width)
 
 
-def _as_fixed(kind: pa.DataType, values: _Bytes, valid: _Flags) -> pa.Array:
+def _as_fixed(kind: pa.DataType, values: _Bytes, valid: Flags) -> pa.Array:
     if pa.types.is_null(kind):
         return pa.nulls(len(valid))
     if pa.types.is_boolean(kind):
         return fixed_array(kind, values.reshape(-1), valid)
-    return pa.Array.from_buffers(kind, len(valid), [_validity(valid), pa.py_buffer(values)])
+    return pa.Array.from_buffers(kind, len(valid), [validity_buffer(valid), pa.py_buffer(values)])
 
 
 # -- strings and bytes
 
 
-def _variable(leaf: pa.Array, kind: pa.DataType, valid: _Flags | None) -> tuple[_Bytes, Lengths]:
+def _variable(leaf: pa.Array, kind: pa.DataType, valid: Flags | None) -> tuple[_Bytes, Lengths]:
     """The bytes of all values, one after the other, and how many each has; none under a null."""
     offsets, lengths = _offsets_of(leaf, _OFFSET_TYPES[kind], valid)
     buffer = leaf.buffers()[2]
@@ -194,15 +212,15 @@ def _variable(leaf: pa.Array, kind: pa.DataType, valid: _Flags | None) -> tuple[
     return gathered(np.frombuffer(buffer, dtype=np.uint8), offsets[:-1], lengths), lengths
 
 
-def _as_variable(kind: pa.DataType, data: _Bytes, lengths: Lengths, valid: _Flags) -> pa.Array:
+def _as_variable(kind: pa.DataType, data: _Bytes, lengths: Lengths, valid: Flags) -> pa.Array:
     offsets = _as_offsets(lengths, _OFFSET_TYPES[kind])
-    return pa.Array.from_buffers(kind, len(valid), [_validity(valid), offsets, pa.py_buffer(data)])
+    return pa.Array.from_buffers(kind, len(valid), [validity_buffer(valid), offsets, pa.py_buffer(data)])
 
 
 # -- lists and maps
 
 
-def _listed(leaf: pa.Array, kind: pa.DataType, valid: _Flags | None) -> tuple[pa.Array, Lengths]:
+def _listed(leaf: pa.Array, kind: pa.DataType, valid: Flags | None) -> tuple[pa.Array, Lengths]:
     """The elements of all lists, one after the other, and how many each has; none under a null."""
     _, lengths = _offsets_of(leaf, _list_offset_type(kind), valid)
     if pa.types.is_map(kind):
@@ -211,8 +229,8 @@ def _listed(leaf: pa.Array, kind: pa.DataType, valid: _Flags | None) -> tuple[pa
     return leaf.flatten(), lengths
 
 
-def _as_lists(kind: pa.DataType, elements: pa.Array, lengths: Lengths, valid: _Flags) -> pa.Array:
-    buffers = [_validity(valid), _as_offsets(lengths, _list_offset_type(kind))]
+def _as_lists(kind: pa.DataType, elements: pa.Array, lengths: Lengths, valid: Flags) -> pa.Array:
+    buffers = [validity_buffer(valid), _as_offsets(lengths, _list_offset_type(kind))]
     return pa.Array.from_buffers(kind, len(valid), buffers, children=[elements])
 
 
@@ -223,7 +241,7 @@ def _list_offset_type(kind: pa.DataType) -> str:
 # -- what they have in common
 
 
-def _offsets_of(leaf: pa.Array, offset_type: str, valid: _Flags | None) -> tuple[Lengths, Lengths]:
+def _offsets_of(leaf: pa.Array, offset_type: str, valid: Flags | None) -> tuple[Lengths, Lengths]:
     """Where each value begins, with the end of the last; and the lengths of those that are there."""
     if len(leaf) == 0:
         return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -251,10 +269,6 @@ def _as_bytes(lengths: Lengths) -> _Bytes:
 
 def _from_bytes(values: _Bytes) -> Lengths:
     return values.view("<u4").reshape(-1).astype(np.int64)
-
-
-def _validity(valid: _Flags) -> pa.Buffer | None:
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _split(rows: _Bytes) -> list[bytes]:

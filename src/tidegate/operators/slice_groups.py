@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.operators.columnar import Slots, fixed_array, leaves_of
+from tidegate.operators.columnar import Slots, fixed_array
+from tidegate.operators.key_leaves import key_leaves_of
 from tidegate.plan.key_groups import fixed_values_of, is_variable_width, validity_of
 
 # Numbers so much closer together than there are rows of them are their own places, without a hash table.
@@ -52,7 +53,7 @@ def groups_of(keys: Sequence[pa.Array], row_count: int) -> SliceGroups:
     codes = _Codes(np.zeros(row_count, dtype=np.int64), 1, is_dense=True)
     for key in keys:
         plain = key.dictionary_decode() if pa.types.is_dictionary(key.type) else key
-        for leaf in leaves_of(plain):
+        for leaf in key_leaves_of(plain):
             codes = _paired(codes, _codes_of(leaf))
     if not _is_close(codes.bound, row_count):
         codes = _dense(codes)

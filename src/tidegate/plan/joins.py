@@ -122,7 +122,7 @@ def join_shape(spec: JoinSpec) -> str:
 
 
 def _check_key(key: Expression, position: int) -> None:
-    """Keys are compared by the fields of structs, down to plain values."""
+    """Keys are compared by the fields of structs and the elements of lists, down to plain values."""
     if not _has_plain_leaves(key.type):
         raise UnsupportedPlan(
             f"Tidegate does not compare {_key_name(key, position)!r}, of type {key.type}, as a key: "
@@ -133,6 +133,8 @@ def _check_key(key: Expression, position: int) -> None:
 def _has_plain_leaves(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return all(_has_plain_leaves(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _has_plain_leaves(kind.value_type)
     return not (pa.types.is_nested(kind) or pa.types.is_interval(kind))
 
 
