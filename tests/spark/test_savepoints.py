@@ -277,6 +277,18 @@ def test_check_says_what_would_go_where_and_starts_nothing(
     assert code == 1 and "It cannot be restored" in said and "TransformWithState#1" in said
 
 
+def test_rows_in_flight_go_on_with_other_key_groups(rows: Rows, tmp_path: Path) -> None:
+    query = rows.writer(tmp_path / "before", slots=2, row_cost_s=ROW_COST_S, **TWO_UNALIGNED).start()
+    until(lambda: completed(query) >= 2 and rows_read(query) > ROWS / 8)
+    stopped_with = query.stop(savepoint=True, unaligned=True)
+    assert stopped_with is not None
+    inflight = rows.spark.read.format("tidegate").option("path", stopped_with).option("table", "inflight").load()
+    assert inflight.count() > 0
+    path = tg.savepoints.from_dataframe(path=tmp_path / "seven", based_on=stopped_with, max_parallelism=7)
+    rows.finish(tmp_path / "after", slots=3, maxParallelism=7, **{"restore.from": path})
+    assert rows.committed(tmp_path / "before", tmp_path / "after") == rows.answer
+
+
 def test_totals_by_key_go_on_at_another_parallelism(rows: Rows, tmp_path: Path) -> None:
     def totals(df: DataFrame) -> DataFrame:
         return df.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total"))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.errors import OptionError, UnsupportedPlan
-from tidegate.model.ids import KeyGroupRange, range_of
-from tidegate.plan.key_groups import hash_rows, key_group_of, key_groups_with_keys_of, owner_of, partition
+from tidegate.model.ids import KeyGroupRange, key_groups_with_keys_of, range_of
+from tidegate.plan.key_groups import hash_rows, key_group_of, owner_of, partition
 
 # Arrow imports pandas at its first list, which must not happen while an example is being generated.
 pa.array([0])

@@ -451,15 +451,47 @@ def test_event_time_is_where_it_was_for_every_key(
         assert {task.floors.of(group, task.progress.input_watermark_ms) for group in mine} <= {9_000}
 
 
-def test_event_time_that_differs_between_keys_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 8])
+def test_event_time_that_differs_between_subtasks_stays_so_if_each_keeps_its_keys(
+    parallelism: int, tmp_path: Path
+) -> None:
+    spec = SPECS["windows"]
     (tmp_path / "before").mkdir()
     progress = {TaskId(RECEIVER, at): StoredTask(input_watermark_ms=9_000 + at) for at in range(2)}
-    plan = a_plan(SPECS["windows"], 2, 128)
+    StoredJob(a_plan(spec, 2, 128), progress=progress).write(LocalFiles(tmp_path / "before"))
+    path = regroup(str(tmp_path / "before"), tmp_path / "after", 512)
+    plan = a_plan(spec, parallelism, 512)
+    reached: list[int] = []
+    for at in range(parallelism):
+        task = restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(at)).tasks[TaskId(RECEIVER, at)]
+        mine = range(*range_of(at, parallelism=parallelism, max_parallelism=512))
+        reached += [task.floors.of(group, task.progress.input_watermark_ms) for group in mine]
+    assert reached == [9_000] * 256 + [9_001] * 256
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "times"),
+    [
+        # The one in the middle of 7 has keys of both.
+        (128, 7, [9_000, 9_001]),
+        # A slot that had no keys has some now, for which it has come too far.
+        (1, 2, [9_000, 9_001]),
+        # So has one that gets others than it had, though each key group has keys of one time.
+        (3, 6, [9_000, 9_001]),
+    ],
+)
+def test_event_time_that_differs_between_keys_is_refused(
+    before: int, after: int, times: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "before").mkdir()
+    progress = {TaskId(RECEIVER, at): StoredTask(input_watermark_ms=time_ms) for at, time_ms in enumerate(times)}
+    plan = a_plan(SPECS["windows"], 2, before)
     StoredJob(plan, progress=progress).write(LocalFiles(tmp_path / "before"))
     with pytest.raises(
-        IncompatibleCheckpoint, match="further for some keys of receiver than .* base it on a later one"
+        IncompatibleCheckpoint,
+        match="further for some keys of receiver than .* base it on an aligned savepoint, .* later",
     ):
-        regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+        regroup(str(tmp_path / "before"), tmp_path / "after", after)
     assert not (tmp_path / "after").exists()
 
 

@@ -15,7 +15,6 @@ from tidegate.protocol.rescale import (
     EdgeShape,
     InFlight,
     Piece,
-    common_event_time,
     connections,
     keeps_channels,
     key_group_floors,
@@ -24,6 +23,7 @@ from tidegate.protocol.rescale import (
     overlapping,
     recovered_channels,
     recovered_count,
+    regrouped_floors,
     restored_watermark,
     split_items,
 )
@@ -34,8 +34,16 @@ EDGE = EdgeId(3)
 MAX_PARALLELISM = 16
 
 
-def shape(kind: EdgeKind, senders: int, receivers: int, edge: int = EDGE) -> EdgeShape:
-    return EdgeShape(edge=EdgeId(edge), kind=kind, senders=senders, receivers=receivers)
+def shape(
+    kind: EdgeKind, senders: int, receivers: int, edge: int = EDGE, key_groups: int = MAX_PARALLELISM
+) -> EdgeShape:
+    return EdgeShape(
+        edge=EdgeId(edge),
+        kind=kind,
+        senders=senders,
+        receivers=receivers,
+        key_groups=key_groups if kind is HASH else None,
+    )
 
 
 def channel(sender: int, receiver: int, edge: int = EDGE) -> ChannelId:
@@ -54,7 +62,7 @@ def everywhere(kind: EdgeKind, senders: int, receivers: int) -> list[InFlight]:
 def recovered(
     old: EdgeShape, new: EdgeShape, parts: list[InFlight], broadcast_from: int | None = None
 ) -> dict[ChannelId, tuple[Piece, ...]]:
-    return recovered_channels(old, new, parts, max_parallelism=MAX_PARALLELISM, broadcast_from=broadcast_from)
+    return recovered_channels(old, new, parts, broadcast_from=broadcast_from)
 
 
 # -- which channels there are
@@ -119,7 +127,9 @@ def test_a_kept_channel_follows_its_edge_to_another_number() -> None:
     }
 
 
-@pytest.mark.parametrize("other", [shape(HASH, 3, 2), shape(HASH, 2, 3), shape(REBALANCE, 2, 2)])
+@pytest.mark.parametrize(
+    "other", [shape(HASH, 3, 2), shape(HASH, 2, 3), shape(HASH, 2, 2, key_groups=32), shape(REBALANCE, 2, 2)]
+)
 def test_another_shape_keeps_no_channels(other: EdgeShape) -> None:
     assert not keeps_channels(shape(HASH, 2, 2), other)
 
@@ -331,6 +341,37 @@ def test_every_captured_row_is_delivered_once_and_in_order(data: st.DataObject, 
 
 
 @settings(max_examples=100)
+@given(st.data(), st.integers(1, 40), st.integers(1, 40))
+def test_rows_that_were_sent_by_other_key_groups_go_to_the_owners_of_theirs(
+    data: st.DataObject, before: int, now: int
+) -> None:
+    senders, receivers = data.draw(parallelisms), data.draw(parallelisms)
+    old = shape(HASH, senders, receivers, key_groups=before)
+    new = shape(HASH, data.draw(parallelisms), data.draw(parallelisms), key_groups=now)
+    hashes = {channel(s, r): data.draw(hashes_of(r, receivers, before)) for s, r in connections(old)}
+    parts = [in_flight(at, 0, 1 if rows else 0) for at, rows in hashes.items()]
+    delivered = []
+    for target, pieces in recovered(old, new, parts).items():
+        own = range_of(target.receiver, parallelism=new.receivers, max_parallelism=now)
+        for piece in pieces:
+            rows = [
+                row for row in hashes[piece.channel] if piece.key_groups is None or row * now >> 32 in piece.key_groups
+            ]
+            assert all(row * now >> 32 in own for row in rows)
+            delivered += [(piece.channel, row) for row in rows]
+    assert sorted(delivered) == sorted((at, row) for at, rows in hashes.items() for row in rows)
+
+
+def hashes_of(receiver: int, receivers: int, key_groups: int) -> st.SearchStrategy[list[int]]:
+    """Such that the receiver has their key groups, of which each is a range of hashes; many at the ends of ranges."""
+    own = range_of(receiver, parallelism=receivers, max_parallelism=key_groups)
+    first, behind = (-(-(group << 32) // key_groups) for group in own)
+    if first >= behind:
+        return st.just([])
+    return st.lists(st.integers(first, behind - 1) | st.sampled_from([first, behind - 1]), max_size=4)
+
+
+@settings(max_examples=100)
 @given(st.data(), st.sampled_from([REBALANCE, POINTWISE, FORWARD]))
 def test_an_unkeyed_channel_goes_whole_to_one_receiver(data: st.DataObject, kind: EdgeKind) -> None:
     old, new = draw_shape(data, kind), draw_shape(data, kind)
@@ -470,19 +511,27 @@ def test_every_key_group_keeps_the_furthest_watermark_it_was_handled_at(
         assert left.last < right.first or (left.last == right.first and left_floor != right_floor)
 
 
-def test_event_time_of_all_keys_is_known_if_it_has_come_as_far_for_each_of_them() -> None:
-    halves = KeyGroupRange(0, 8), KeyGroupRange(8, 16)
-    assert common_event_time([(halves[0], 5), (halves[1], 5)], MAX_PARALLELISM) == 5
-    assert common_event_time([(halves[0], 5), (halves[1], 6)], MAX_PARALLELISM) is None
-    # A floor that lifts one of them to the other.
-    assert common_event_time([(halves[0], 5), (halves[1], 6), (halves[0], 6)], MAX_PARALLELISM) == 6
-    assert common_event_time([(halves[0], 6), (halves[1], 6), (KeyGroupRange(3, 4), 7)], MAX_PARALLELISM) is None
-
-
-def test_a_subtask_without_keys_may_be_behind_them_and_not_ahead() -> None:
-    everything, nothing = KeyGroupRange(0, 16), KeyGroupRange(16, 16)
-    assert common_event_time([(everything, 5), (nothing, 4)], MAX_PARALLELISM) == 5
-    assert common_event_time([(everything, 5), (nothing, 6)], MAX_PARALLELISM) is None
+@given(
+    st.lists(st.tuples(ranges, st.integers(0, 3)), max_size=6),
+    st.sampled_from([(12, 24), (12, 6), (12, 5), (12, 18), (1, 7), (12, 1)]),
+)
+def test_other_key_groups_have_the_event_time_of_their_keys(
+    old: list[tuple[KeyGroupRange, int]], numbers: tuple[int, int]
+) -> None:
+    before, now = numbers
+    old = [(KeyGroupRange(0, before), 0), *old]
+    known = key_group_floors(old, KeyGroupRange(0, before))
+    # Of hashes that are everywhere in every key group of either number.
+    times: dict[int, set[int]] = {}
+    for at in range(before * now):
+        times.setdefault(at // before, set()).update(floor for groups, floor in known if at // now in groups)
+    floors = regrouped_floors(old, before=before, now=now)
+    if any(len(found) > 1 for found in times.values()):
+        assert floors is None
+        return
+    assert floors is not None
+    assert {group: {floor for groups, floor in floors if group in groups} for group in range(now)} == times
+    assert all(left[0].last == right[0].first and left[1] != right[1] for left, right in pairwise(floors))
 
 
 def test_downstream_is_told_no_more_than_the_slowest_had_come() -> None:

@@ -30,7 +30,7 @@ from tidegate.coordinator.written_savepoints import (
     rewritten_savepoint,
 )
 from tidegate.model.elements import Batch
-from tidegate.model.errors import IncompatibleCheckpoint, OptionError, StorageFailure
+from tidegate.model.errors import OptionError, StorageFailure
 from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import ProcessorHandle, TaskContext, Times
@@ -47,6 +47,7 @@ from tidegate.worker.written_state import StateEntry
 
 DETAILS = {"at": dt.date(1971, 1, 1), "tags": [("x", 7), ("y", None)]}
 SECOND = dt.timedelta(seconds=1)
+NAMES = [f"name-{number}" for number in range(100)]
 START = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -339,6 +340,58 @@ def test_rows_in_flight_are_taken_over(tmp_path: Path) -> None:
     assert restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(1)).recovered_bytes > 0
 
 
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_rows_in_flight_go_to_the_slots_that_own_their_keys_by_other_key_groups(
+    tmp_path: Path, parallelism: int
+) -> None:
+    rows = {name: pa.record_batch([pa.array([name]), pa.array([0], pa.int64())], schema=INPUT) for name in NAMES}
+    hashes = {name: hash_rows(row, 1) for name, row in rows.items()}
+    channels = {ChannelId(EdgeId(0), sender, receiver): Captured(()) for sender in range(2) for receiver in range(2)}
+    for sender, names in enumerate([NAMES[:50], NAMES[50:]]):
+        for receiver in range(2):
+            own = range_of(receiver, parallelism=2, max_parallelism=128)
+            elements = [Batch(rows[name]) for name in names if int(key_group_of(hashes[name], 128)[0]) in own]
+            channels[ChannelId(EdgeId(0), sender, receiver)] = Captured(tuple(elements), first=7, held=3)
+    (tmp_path / "old").mkdir()
+    StoredJob(job_plan(), channels=channels).write(LocalFiles(tmp_path / "old"))
+    path = write(
+        regrouped_savepoint(
+            str(tmp_path / "seven"), find_checkpoint(str(tmp_path / "old")), max_parallelism=7, now_ms=5
+        )
+    )
+    assert rows_of(path=path, table="inflight") == rows_of(path=str(tmp_path / "old"), table="inflight")
+    found = restored_names(path, replace(job_plan(parallelism), max_parallelism=7))
+    expected = {
+        name: {
+            slot
+            for slot in range(parallelism)
+            if int(key_group_of(hashes[name], 7)[0]) in range_of(slot, parallelism=parallelism, max_parallelism=7)
+        }
+        for name in NAMES
+    }
+    assert sorted(name for name, _ in found) == sorted(NAMES), "each once"
+    assert {name: {slot} for name, slot in found} == expected
+    # The numbers of key groups in between are forgotten; with the first one again, channels are what they were.
+    again = write(regrouped_savepoint(str(tmp_path / "first"), find_checkpoint(path), max_parallelism=128, now_ms=5))
+    restored = restore_slot(LocalFiles(Path(again)), "manifest.json", job_plan(), SlotIndex(1))
+    assert {channel: found.next_sequence for channel, found in restored.recovered.items()} == {
+        channel: 7 + len(captured.elements) for channel, captured in channels.items() if channel.receiver == 1
+    }
+
+
+def restored_names(path: str, plan: JobPlan) -> list[tuple[str, int]]:
+    """Of the rows in flight, each with the slot that has it."""
+    found = []
+    for slot in range(plan.parallelism):
+        restored = restore_slot(LocalFiles(Path(path)), "manifest.json", plan, SlotIndex(slot))
+        for channel in restored.recovered.values():
+            elements = [arrived.element for arrived in channel.elements]
+            found += [
+                (name, slot) for each in elements if isinstance(each, Batch) for name in each.rows.column(0).to_pylist()
+            ]
+    return found
+
+
 def in_flight_of(plan: JobPlan, folder: Path) -> str:
     folder.mkdir()
     rows = pa.record_batch([pa.array(["a"]), pa.array([1], pa.int64())], schema=INPUT)
@@ -410,10 +463,8 @@ def test_state_of_built_in_operators_is_not_written_from_rows(tmp_path: Path) ->
         new_savepoint(str(tmp_path), plan_of(spec, schema=INPUT), [], operator=None, state=None, now_ms=0)
 
 
-def test_another_max_parallelism_is_refused_for_rows_in_flight_and_out_of_bounds(tmp_path: Path) -> None:
+def test_another_max_parallelism_is_refused_out_of_bounds(tmp_path: Path) -> None:
     captured = find_checkpoint(in_flight_of(job_plan(), tmp_path / "captured"))
-    with pytest.raises(IncompatibleCheckpoint, match="holds rows in flight, .* base it on an aligned savepoint"):
-        regrouped_savepoint(str(tmp_path / "x"), captured, max_parallelism=64, now_ms=0)
     wrong: list[Any] = [0, -1, 40_000, "64", 6.4]
     for number in wrong:
         with pytest.raises(

@@ -18,14 +18,14 @@ from tidegate.coordinator.checkpoint_tables import (
     stored_plan_of,
 )
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError, StorageFailure
-from tidegate.model.ids import ChannelId, CheckpointId, Generation, SlotIndex, TaskId, VertexId, range_of
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, KeyGroupRange, SlotIndex, TaskId, VertexId, range_of
 from tidegate.model.ids import Sequence as Number
 from tidegate.operators.described import describe_plan
 from tidegate.plan.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.plan.naming import names_in
 from tidegate.plan.parts import Place, read_parts
 from tidegate.plan.physical import JobPlan
-from tidegate.protocol.rescale import EdgeKind, common_event_time, connections
+from tidegate.protocol.rescale import EdgeKind, connections, key_group_floors, regrouped_floors
 from tidegate.state.heap import is_keyed_section
 from tidegate.storage import layout
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
@@ -221,6 +221,7 @@ def _copied(
     elif max_parallelism != old.max_parallelism:
         regrouping = _regrouping(base.open_files(), stored_plan_of(old), max_parallelism)
     is_in_flight = any(stored.first < stored.n for stored in old.channels)
+    sent_by = old.key_groups_in_flight
     manifest = msgspec.structs.replace(
         old,
         kind=old.kind if is_in_flight else "aligned",
@@ -228,6 +229,8 @@ def _copied(
         triggered_at_ms=now_ms,
         duration_ms=0.0,
         max_parallelism=max_parallelism,
+        # Rows in flight stay where they are: who restores them sends each to the subtask that has its key now.
+        captured_max_parallelism=sent_by if is_in_flight and sent_by != max_parallelism else None,
         slots=[],
         # What the query had prepared is its own to commit.
         committables=[],
@@ -271,18 +274,11 @@ def _regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int) -> R
         raise OptionError(
             f"max_parallelism is {max_parallelism!r}: it must be a number between 1 and {MAX_PARALLELISM_LIMIT}."
         )
-    by_key = [edge for edge in plan.edges if edge.kind == EdgeKind.HASH.value]
-    hashed = {edge.id for edge in by_key}
-    manifest = files.manifest
-    if any(stored.channel.edge in hashed and stored.first < stored.n for stored in manifest.channels):
-        raise IncompatibleCheckpoint(
-            f"Checkpoint {manifest.checkpoint} holds rows in flight, which cannot be given another max_parallelism: "
-            f"base it on an aligned savepoint, as query.savepoint() takes them."
-        )
     _check_all_is_known(files, plan)
+    by_key = {edge.receiver for edge in plan.edges if edge.kind == EdgeKind.HASH.value}
     # Others have rows of any keys, and may differ in time for good.
-    vertices = sorted({operator.vertex for operator in plan.operators} & {edge.receiver for edge in by_key})
-    return Regrouping({vertex: _event_time_ms(files, plan, VertexId(vertex)) for vertex in vertices})
+    vertices = sorted({operator.vertex for operator in plan.operators} & by_key)
+    return Regrouping({vertex: _event_times(files, plan, VertexId(vertex), max_parallelism) for vertex in vertices})
 
 
 def _check_all_is_known(files: StoredFiles, plan: StoredPlan) -> None:
@@ -303,21 +299,33 @@ def _check_all_is_known(files: StoredFiles, plan: StoredPlan) -> None:
                 )
 
 
-def _event_time_ms(files: StoredFiles, plan: StoredPlan, vertex: VertexId) -> int:
-    """Of all its keys: one that had come further would share a key group with others, and bring it forward."""
-    parallelism, max_parallelism = files.parallelism_of(vertex), files.manifest.max_parallelism
-    reached = []
+def _event_times(
+    files: StoredFiles, plan: StoredPlan, vertex: VertexId, max_parallelism: int
+) -> list[tuple[KeyGroupRange, int]]:
+    """By new key groups. Keys that had come less far than those they are to be with would be brought forward."""
+    parallelism, before = files.parallelism_of(vertex), files.manifest.max_parallelism
+    all_progress = []
     for subtask in range(parallelism):
         task = TaskId(vertex, subtask)
         (stored,) = files.sections(task, "task")
-        progress = decode_task(stored.data, name=f"the checkpoint of {task}")
-        own = range_of(subtask, parallelism=parallelism, max_parallelism=max_parallelism)
-        reached += [(own, progress.input_watermark_ms), *progress.floors]
-    common_ms = common_event_time(reached, max_parallelism)
-    if common_ms is None:
+        all_progress.append(decode_task(stored.data, name=f"the checkpoint of {task}"))
+    reached = [
+        (range_of(subtask, parallelism=parallelism, max_parallelism=before), progress.input_watermark_ms)
+        for subtask, progress in enumerate(all_progress)
+    ]
+    reached += [floor for progress in all_progress for floor in progress.floors]
+    floors = regrouped_floors(reached, before=before, now=max_parallelism)
+    if floors is None or any(
+        floor_ms < progress.input_watermark_ms
+        for subtask, progress in enumerate(all_progress)
+        for _, floor_ms in key_group_floors(
+            floors, range_of(subtask, parallelism=parallelism, max_parallelism=max_parallelism)
+        )
+    ):
         raise IncompatibleCheckpoint(
             f"Checkpoint {files.manifest.checkpoint} was taken when event time had come further for some keys of "
-            f"{plan.vertices[vertex]} than for others, as it does for a moment after a change of parallelism or while "
-            f"sources are idle: base it on a later one."
+            f"{plan.vertices[vertex]} than for others, as it does where rows are in flight, for a moment after a "
+            f"change of parallelism, or while sources are idle: base it on an aligned savepoint, as "
+            f"query.savepoint() takes them, or on a later one."
         )
-    return common_ms
+    return floors

@@ -48,3 +48,13 @@ def range_of(subtask: int, *, parallelism: int, max_parallelism: int) -> KeyGrou
     first = -(-subtask * max_parallelism // parallelism)
     last = -(-(subtask + 1) * max_parallelism // parallelism)
     return KeyGroupRange(first, last)
+
+
+def key_groups_with_keys_of(key_groups: KeyGroupRange, max_parallelism: int, *, among: int) -> KeyGroupRange:
+    """Which of `among` key groups have keys of these: a key group is a range of hashes, however many there are."""
+    if key_groups.first >= key_groups.last:
+        return KeyGroupRange(0, 0)
+    return KeyGroupRange(
+        key_groups.first * among // max_parallelism,
+        -(-key_groups.last * among // max_parallelism),
+    )

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import OptionError, UnsupportedPlan
-from tidegate.model.ids import KeyGroupRange
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -24,8 +23,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 _NULL_HASH = np.uint64(0x6E756C6C5F6B6579)
-_HIGH_BITS = 32
-_HIGH_HALF = np.uint64(_HIGH_BITS)
+_HIGH_HALF = np.uint64(32)
 _WORD_BYTES = 8
 # Values up to so many words are hashed position by position; longer ones word by word, whatever the others' lengths.
 _FEW_WORDS = 4
@@ -68,14 +66,6 @@ def key_group_of(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]
     # Scaling the high half is quicker than a remainder, and leaves the low bits to hash tables.
     groups = ((hashes >> _HIGH_HALF) * np.uint64(max_parallelism)) >> _HIGH_HALF
     return groups.astype(np.uint16)
-
-
-def key_groups_with_keys_of(key_groups: KeyGroupRange, max_parallelism: int, *, among: int) -> KeyGroupRange:
-    """Which of `among` key groups have keys of these: a key group is a range of hashes, however many there are."""
-    if key_groups.first >= key_groups.last:
-        return KeyGroupRange(0, 0)
-    first_hash, behind_hash = (-(-(group << _HIGH_BITS) // max_parallelism) for group in key_groups)
-    return KeyGroupRange(first_hash * among >> _HIGH_BITS, ((behind_hash - 1) * among >> _HIGH_BITS) + 1)
 
 
 def owner_of(key_groups: npt.NDArray[Any], *, parallelism: int, max_parallelism: int) -> npt.NDArray[Any]:

@@ -369,6 +369,7 @@ class JobPlan:
             kind=kind_of(edge.partitioning),
             senders=self.parallelism_of(edge.sender),
             receivers=self.parallelism_of(edge.receiver),
+            key_groups=self.max_parallelism if isinstance(edge.partitioning, HashPartitioning) else None,
         )
 
 

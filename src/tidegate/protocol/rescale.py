@@ -5,13 +5,13 @@ It never looks into elements: both ends of a channel work out from counts alone 
 """
 
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from typing import TypeVar, assert_never
 
 from tidegate.model.errors import IncompatibleCheckpoint, ProtocolViolation
-from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, Sequence, range_of
+from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, Sequence, key_groups_with_keys_of, range_of
 
 T = TypeVar("T")
 
@@ -30,10 +30,13 @@ _MOVED_WHOLE = (EdgeKind.REBALANCE, EdgeKind.POINTWISE, EdgeKind.FORWARD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeShape:
+    """`key_groups`: how many there are on a hash edge, whose rows go to the receiver that owns theirs."""
+
     edge: EdgeId
     kind: EdgeKind
     senders: int
     receivers: int
+    key_groups: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ def connections(shape: EdgeShape) -> list[tuple[int, int]]:
 
 def keeps_channels(old: EdgeShape, new: EdgeShape) -> bool:
     """Every channel is taken over as it is; its numbering goes on at `InFlight.before`."""
-    return (old.kind, old.senders, old.receivers) == (new.kind, new.senders, new.receivers)
+    return replace(old, edge=new.edge) == new
 
 
 def recovered_channels(
@@ -95,7 +98,6 @@ def recovered_channels(
     new: EdgeShape,
     in_flight: abc.Iterable[InFlight],
     *,
-    max_parallelism: int,
     broadcast_from: int | None = None,
 ) -> dict[ChannelId, tuple[Piece, ...]]:
     """For every new channel that receives recovered data: the old channels it delivers before anything new, in order.
@@ -118,7 +120,7 @@ def recovered_channels(
         return {}
     match new.kind:
         case EdgeKind.HASH if old.kind is EdgeKind.HASH:
-            placed = _by_key_group(old, new, moving, max_parallelism)
+            placed = _by_key_group(old, new, moving)
         case EdgeKind.BROADCAST if old.kind is EdgeKind.BROADCAST:
             chosen = most_advanced(old, captured) if broadcast_from is None else broadcast_from
             placed = _to_everyone(new, [channel for channel in moving if channel.receiver == chosen])
@@ -166,20 +168,16 @@ def most_advanced_of(old: abc.Sequence[EdgeShape], in_flight: abc.Iterable[InFli
 _Placed = abc.Iterator[tuple[ChannelId, Piece]]
 
 
-def _by_key_group(old: EdgeShape, new: EdgeShape, moving: list[ChannelId], max_parallelism: int) -> _Placed:
+def _by_key_group(old: EdgeShape, new: EdgeShape, moving: list[ChannelId]) -> _Placed:
+    assert old.key_groups is not None and new.key_groups is not None, "a hash edge has key groups"
     for channel in moving:
-        before = range_of(channel.receiver, parallelism=old.receivers, max_parallelism=max_parallelism)
-        takers = overlapping(
-            channel.receiver,
-            parallelism=old.receivers,
-            old_parallelism=new.receivers,
-            max_parallelism=max_parallelism,
-        )
-        for receiver in takers:
-            own = range_of(receiver, parallelism=new.receivers, max_parallelism=max_parallelism)
-            taken = _overlap(before, own)
+        before = range_of(channel.receiver, parallelism=old.receivers, max_parallelism=old.key_groups)
+        among = key_groups_with_keys_of(before, old.key_groups, among=new.key_groups)
+        for receiver in _owners(among, parallelism=new.receivers, max_parallelism=new.key_groups):
+            own = range_of(receiver, parallelism=new.receivers, max_parallelism=new.key_groups)
+            taken = _overlap(among, own)
             target = ChannelId(new.edge, channel.sender % new.senders, receiver)
-            yield target, Piece(channel, None if taken == before else taken)
+            yield target, Piece(channel, None if taken == among else taken)
 
 
 def _to_everyone(new: EdgeShape, moving: list[ChannelId]) -> _Placed:
@@ -207,11 +205,7 @@ def _by_old_receiver(new: EdgeShape, moving: list[ChannelId]) -> _Placed:
 def overlapping(subtask: int, *, parallelism: int, old_parallelism: int, max_parallelism: int) -> range:
     """The old subtasks that own a key group which `subtask` owns now."""
     own = range_of(subtask, parallelism=parallelism, max_parallelism=max_parallelism)
-    if own.first >= own.last:
-        return range(0)
-    first = own.first * old_parallelism // max_parallelism
-    last = (own.last - 1) * old_parallelism // max_parallelism
-    return range(first, last + 1)
+    return _owners(own, parallelism=old_parallelism, max_parallelism=max_parallelism)
 
 
 def split_items(items_by_subtask: abc.Sequence[abc.Sequence[T]], parallelism: int) -> list[list[T]]:
@@ -247,16 +241,30 @@ def key_group_floors(
     return floors
 
 
-def common_event_time(old: abc.Sequence[tuple[KeyGroupRange, int]], max_parallelism: int) -> int | None:
-    """How far event time had come for every key group; None if for some it had come further than for others.
+def regrouped_floors(
+    old: abc.Iterable[tuple[KeyGroupRange, int]], *, before: int, now: int
+) -> list[tuple[KeyGroupRange, int]] | None:
+    """How far event time had come for each of `now` key groups, from what `before` had come to (`old` as above).
 
-    `old` as for `key_group_floors`. A subtask without key groups must not have come further either: it may get some.
+    None if it had come further for some keys of one than for others: they cannot share it.
     """
-    match key_group_floors(old, KeyGroupRange(0, max_parallelism)):
-        case [(_, reached)] if all(watermark <= reached for _, watermark in old):
-            return reached
-        case _:
+    known = key_group_floors(old, KeyGroupRange(0, before))
+    floors: list[tuple[KeyGroupRange, int]] = []
+    for group in range(now):
+        shared = key_groups_with_keys_of(KeyGroupRange(group, group + 1), now, among=before)
+        reached = {
+            watermark
+            for key_groups, watermark in known
+            if key_groups.first < shared.last and shared.first < key_groups.last
+        }
+        if len(reached) != 1:
             return None
+        (watermark,) = reached
+        if floors and floors[-1][1] == watermark:
+            floors[-1] = (KeyGroupRange(floors[-1][0].first, group + 1), watermark)
+        else:
+            floors.append((KeyGroupRange(group, group + 1), watermark))
+    return floors
 
 
 def restored_watermark(old_watermarks: abc.Sequence[int]) -> int:
@@ -267,3 +275,12 @@ def restored_watermark(old_watermarks: abc.Sequence[int]) -> int:
 
 def _overlap(left: KeyGroupRange, right: KeyGroupRange) -> KeyGroupRange:
     return KeyGroupRange(max(left.first, right.first), min(left.last, right.last))
+
+
+def _owners(key_groups: KeyGroupRange, *, parallelism: int, max_parallelism: int) -> range:
+    """The subtasks that own one of them."""
+    if key_groups.first >= key_groups.last:
+        return range(0)
+    first = key_groups.first * parallelism // max_parallelism
+    last = (key_groups.last - 1) * parallelism // max_parallelism
+    return range(first, last + 1)

@@ -66,6 +66,8 @@ class TaskCommittables(msgspec.Struct, frozen=True, gc=False):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`captured_max_parallelism`: by whose key groups rows in flight were sent, if it is another one."""
+
     checkpoint: CheckpointId
     generation: Generation
     kind: CheckpointKind
@@ -76,6 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     operator_names: dict[str, str] = {}
     parallelism: int
     max_parallelism: int
+    captured_max_parallelism: int | None = None
     vertex_parallelism: list[int]
     slots: list[SlotFile]
     channels: list[ChannelRange] = []
@@ -84,6 +87,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     statistics: CheckpointFacts | None = None
     plan: StoredPlan | None = None
     state_backend: str | None = None
+
+    @property
+    def key_groups_in_flight(self) -> int:
+        """How many there were when the rows in flight were sent."""
+        return self.captured_max_parallelism or self.max_parallelism
 
 
 class _Version(msgspec.Struct):

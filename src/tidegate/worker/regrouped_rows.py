@@ -12,11 +12,11 @@ from typing import Final
 import pyarrow as pa
 
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
-from tidegate.model.ids import KeyGroupRange, VertexId, range_of
+from tidegate.model.ids import KeyGroupRange, VertexId, key_groups_with_keys_of, range_of
 from tidegate.operators.held_pairs import PAIRS_SECTION, hashes_of_pairs
 from tidegate.operators.join_side import arrived_section
 from tidegate.operators.stored_rows import SECTION_ROWS, regrouped, stored_key_groups, stream_of
-from tidegate.plan.key_groups import Hashes, hash_rows, key_group_of, key_groups_with_keys_of
+from tidegate.plan.key_groups import Hashes, hash_rows, key_group_of
 from tidegate.storage.stored_plan import StoredGroups, StoredOperator, StoredRows, UserState
 from tidegate.worker.reading import rows_in_sections, stored_rows
 from tidegate.worker.restoring import StoredFiles

@@ -458,11 +458,13 @@ class _Restoring:
         before = self._match.ways.get(edge.id)
         if before is None:
             return None
+        is_hashed = isinstance(edge.partitioning, HashPartitioning)
         return EdgeShape(
             edge=before.id,
             kind=kind_of(edge.partitioning),
             senders=self._files.parallelism_of(before.sender),
             receivers=self._files.parallelism_of(before.receiver),
+            key_groups=self._files.manifest.key_groups_in_flight if is_hashed else None,
         )
 
     def _has_same_shape(self, edge: Edge) -> bool:
@@ -485,7 +487,6 @@ class _Restoring:
             old,
             self._plan.shape_of(edge),
             self._in_flight.values(),
-            max_parallelism=self._plan.max_parallelism,
             broadcast_from=self._broadcast_from_of(edge),
         )
 

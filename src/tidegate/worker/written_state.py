@@ -20,6 +20,7 @@ from tidegate.operators.processor_handle import DERIVED_STATES, TIMER_STATES, St
 from tidegate.operators.state_handles import encode_position
 from tidegate.operators.user_rows import RowsByKey
 from tidegate.plan.key_groups import hash_rows, key_group_of
+from tidegate.protocol.rescale import key_group_floors
 from tidegate.state.codec import encode_key, encode_value
 from tidegate.state.heap import HeapBackend, section_name
 from tidegate.state.subkeys import entry_key, entry_parts
@@ -184,17 +185,16 @@ def _owner(key: bytes, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Regrouping:
-    """A checkpoint gets other key groups. `event_time_ms`: how far it had come for all keys, by vertex with keys."""
+    """A checkpoint gets other key groups. `floors`: how far event time had come for each, by vertex with keys."""
 
-    event_time_ms: Mapping[int, int]
+    floors: Mapping[int, Sequence[tuple[KeyGroupRange, int]]]
 
     def of_task(self, task: StoredTask, vertex: VertexId, own: KeyGroupRange) -> StoredTask:
         """Its key groups stay ahead of it if their keys were."""
-        reached_ms = self.event_time_ms.get(vertex)
-        if reached_ms is None:
+        if vertex not in self.floors:
             return task
-        is_behind = own.first < own.last and task.input_watermark_ms < reached_ms
-        return msgspec.structs.replace(task, floors=[(own, reached_ms)] if is_behind else [])
+        floors = key_group_floors(self.floors[vertex], own)
+        return msgspec.structs.replace(task, floors=[floor for floor in floors if floor[1] > task.input_watermark_ms])
 
 
 @dataclass(frozen=True, slots=True)
