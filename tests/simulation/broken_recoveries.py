@@ -93,7 +93,7 @@ def gives_captured_rows_to_every_receiver_that_takes_over_a_part_of_them(patch: 
 
 @variant(found_at=3)
 def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> None:
-    def by_old_receiver(old: Any, new: Any, moving: list[ChannelId], max_parallelism: int) -> Any:
+    def by_old_receiver(old: Any, new: Any, moving: list[ChannelId]) -> Any:
         return rescale._by_old_receiver(new, moving)
 
     patch.setattr(rescale, "_by_key_group", by_old_receiver)

@@ -3,7 +3,7 @@
 import pytest
 
 from tidegate.operators import log_book
-from tidegate.operators.log_book import FileUse, kept_files
+from tidegate.operators.log_book import RELUCTANT, FileUse, has_many_small_files, kept_files, rows_ahead
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,26 @@ def test_small_files_at_the_end_are_written_anew_with_what_is_new() -> None:
 
 def test_a_small_file_stays_if_it_is_not_known_what_it_says() -> None:
     assert kept_files([*uses((100, 90)), FileUse(9, 9, False)], 5) == (0, 2)
+
+
+def test_a_snapshot_leaves_small_files_to_what_is_done_ahead_of_it() -> None:
+    few = uses((100, 90), *[(5, 5)] * 31)
+    assert kept_files(few, 5, RELUCTANT) == (0, 32)
+    assert kept_files(uses((100, 90), *[(5, 5)] * 32), 5, RELUCTANT) == (0, 1), "there was no time to"
+
+
+def test_a_snapshot_takes_small_files_along_that_are_little_beside_what_it_writes() -> None:
+    assert kept_files(uses((100, 90), (5, 5), (5, 5)), 20, RELUCTANT) == (0, 1)
+    assert kept_files(uses((100, 90), (5, 5), (5, 5)), 19, RELUCTANT) == (0, 3)
+
+
+def test_many_small_files_are_made_into_one_ahead_of_the_barrier() -> None:
+    many = uses((100, 90), *[(5, 5)] * 8)
+    assert has_many_small_files(many) and not has_many_small_files(many[:-1])
+    assert kept_files(many, rows_ahead(many, 0)) == (0, 1)
+    assert rows_ahead(many[:-1], 0) == 0 and rows_ahead(many[:-1], 3) == 3 and rows_ahead(many, 7) == 7
+
+
+def test_files_that_would_not_become_one_are_not_many() -> None:
+    """Each is more than twice as long as all behind it."""
+    assert not has_many_small_files(uses((10_000, 10_000), *[(3**at, 3**at) for at in range(8, 0, -1)]))

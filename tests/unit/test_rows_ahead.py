@@ -26,6 +26,7 @@ class Rows:
     taken_of_round: int = 0
     parts: int = 1
     looks: int = 0
+    has_many: bool = False
     files: list[LogFile] = field(default_factory=list)
     _part: int = 0
 
@@ -35,6 +36,9 @@ class Rows:
 
     def enough_rows(self) -> int:
         return ENOUGH
+
+    def has_many_files(self) -> bool:
+        return self.has_many
 
     def take_part(self) -> bool:
         self._part += 1
@@ -103,6 +107,14 @@ def test_a_few_rows_are_taken_once_they_have_waited_and_no_sooner(following: Fol
     assert len(following.ahead.changes) == 1, "a file has its price"
     following.pass_time(3 * LOOK_MS)
     assert len(following.ahead.changes) == 2
+
+
+def test_many_files_become_one_though_nothing_changed(following: Following, rows: Rows) -> None:
+    rows.has_many, rows.taken_of_round = True, 1
+    following.pass_time(WAIT_MS - 1)
+    assert following.ahead.changes == []
+    following.pass_time(LOOK_MS)
+    assert len(following.ahead.changes) == 1
 
 
 def test_where_nothing_changed_nothing_is_taken(following: Following, rows: Rows) -> None:

@@ -37,6 +37,8 @@ def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_book, "FILE_ROWS", 8)
     monkeypatch.setattr(log_book, "SMALL_FILE_ROWS", 3)
     monkeypatch.setattr(log_book, "_FEW_ROWS", 4)
+    monkeypatch.setattr(log_book, "_MANY_SMALL_FILES", 2)
+    monkeypatch.setattr(log_book, "RELUCTANT", log_book.Rule(stored_per_live=3, small_files=4))
     monkeypatch.setattr(logged_rows, "_MOST_GONE", 6)
     monkeypatch.setattr(log_book, "_MOST_UNWRITTEN_ROWS", 20)
     monkeypatch.setattr(logged_rows, "_LOOKED_AT", 5)

@@ -23,10 +23,8 @@ SMALL_FILE_ROWS: Final = 1 << 12
 _FILES_OF_ALL_ROWS: Final = 128
 # Fewer rows that nobody needs are not worth a file less.
 _FEW_ROWS: Final = 1 << 14
-# With more rows in the log for each that is needed, the oldest files are given up. Where that is done ahead of the
-# barrier, a snapshot does it only if there was no time to.
-STORED_PER_LIVE: Final = 2
-STORED_PER_LIVE_AT_BARRIER: Final = 3
+# Ahead of the next snapshot, so many small files at the end are written anew also if no row has changed.
+_MANY_SMALL_FILES: Final = 8
 # Rows are in memory while no checkpoint lets them be written.
 _MOST_UNWRITTEN_ROWS: Final = 1 << 21
 
@@ -43,24 +41,38 @@ class FileUse:
     is_remembered: bool
 
 
-def kept_files(
-    files: Sequence[FileUse], changed_rows: int, *, stored_per_live: int = STORED_PER_LIVE
-) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """With more rows in the log for each that is needed than `stored_per_live`, the oldest files are given up.
+
+    `small_files`: fewer at the end are not written anew, unless it is little more beside all that is written.
+    """
+
+    stored_per_live: int
+    small_files: int
+
+
+EAGER: Final = Rule(stored_per_live=2, small_files=1)
+# For a snapshot, where files are given up ahead of it: it does so only if there was no time to.
+RELUCTANT: Final = Rule(stored_per_live=3, small_files=32)
+
+
+def kept_files(files: Sequence[FileUse], changed_rows: int, rule: Rule = EAGER) -> tuple[int, int]:
     """From the first of them to before the last; the oldest files are given up, and the newest if they are small."""
-    first = first_kept(files, changed_rows, stored_per_live=stored_per_live)
+    first = first_kept(files, changed_rows, rule)
     moved_rows = sum(file.live_count for file in files[:first])
     live_rows = sum(file.live_count for file in files) + changed_rows
-    return first, first + last_kept(files[first:], changed_rows + moved_rows, live_rows)
+    return first, first + last_kept(files[first:], changed_rows + moved_rows, live_rows, rule)
 
 
-def first_kept(files: Sequence[FileUse], changed_rows: int, *, stored_per_live: int = STORED_PER_LIVE) -> int:
+def first_kept(files: Sequence[FileUse], changed_rows: int, rule: Rule = EAGER) -> int:
     """Those before it are given up, once what is needed of them is written again."""
     live_rows = sum(file.live_count for file in files) + changed_rows
     stored_rows = sum(file.row_count for file in files) + changed_rows
     first, moved_rows = 0, 0
     while first < len(files) and (
         files[first].live_count == 0
-        or (stored_rows > stored_per_live * live_rows + _FEW_ROWS and moved_rows < max(changed_rows, FILE_ROWS))
+        or (stored_rows > rule.stored_per_live * live_rows + _FEW_ROWS and moved_rows < max(changed_rows, FILE_ROWS))
     ):
         stored_rows -= files[first].row_count - files[first].live_count
         moved_rows += files[first].live_count
@@ -68,7 +80,7 @@ def first_kept(files: Sequence[FileUse], changed_rows: int, *, stored_per_live: 
     return first
 
 
-def last_kept(files: Sequence[FileUse], written_rows: int, live_rows: int) -> int:
+def last_kept(files: Sequence[FileUse], written_rows: int, live_rows: int, rule: Rule = EAGER) -> int:
     """Those from there on are written anew with so many other rows; of all that there are, `live_rows` are needed."""
     last, rows, most_rows = len(files), written_rows, small_rows(live_rows)
     # Each is small beside those behind it, so that a row is written again a few times only.
@@ -77,7 +89,21 @@ def last_kept(files: Sequence[FileUse], written_rows: int, live_rows: int) -> in
     ):
         last -= 1
         rows += files[last].live_count
-    return last
+    is_little_more = 2 * (rows - written_rows) <= written_rows
+    return last if is_little_more or len(files) - last >= rule.small_files else len(files)
+
+
+def rows_ahead(files: Sequence[FileUse], changed_rows: int) -> int:
+    """Of what is written ahead, by which files count as small: if there are many of them, by that of the last too."""
+    return max(changed_rows, files[-1].live_count) if has_many_small_files(files) else changed_rows
+
+
+def has_many_small_files(files: Sequence[FileUse]) -> bool:
+    """So many at the end that could be one."""
+    if len(files) < _MANY_SMALL_FILES:
+        return False
+    live_rows = sum(file.live_count for file in files)
+    return len(files) - last_kept(files, files[-1].live_count, live_rows) >= _MANY_SMALL_FILES
 
 
 def small_rows(live_rows: int) -> int:

@@ -94,7 +94,7 @@ class LoggedRows:
         self._looked_at = (0, 0)
         self._taken_files: list[LogFile] = []
         self._epoch = RowsOfEpoch(log.next_number)
-        self._stored_per_live = log_book.STORED_PER_LIVE
+        self._rule_at_barrier = log_book.EAGER
 
     # -- slots
 
@@ -239,14 +239,14 @@ class LoggedRows:
 
     def _owe_small_files(self) -> None:
         """The rows of small files at the end are written anew, as if they had changed."""
-        slots = self._give_up_small_files(self._owed.count())
+        slots = self._give_up_small_files(self._owed.count(), self._rule_at_barrier)
         self._flags.used[slots] |= self._owed.bit
         self._owed.mark(slots)
 
-    def _give_up_small_files(self, written_rows: int) -> Slots:
+    def _give_up_small_files(self, written_rows: int, rule: log_book.Rule) -> Slots:
         """Those at the end that are small beside so many other rows; the slots whose rows they have."""
         files = self._log.files
-        last = log_book.last_kept(self._uses(files), written_rows, self._live_count())
+        last = log_book.last_kept(self._uses(files), written_rows, self._live_count(), rule)
         found = [np.zeros(0, dtype=np.int64)]
         for file in files[last:]:
             slots = self._slots_in[file.number]
@@ -281,6 +281,9 @@ class LoggedRows:
         """Fewer would make a file that is written anew with the next ones."""
         return log_book.small_rows(self._live_count())
 
+    def has_many_files(self) -> bool:
+        return log_book.has_many_small_files(self._uses(self._log.files))
+
     def take_part(self) -> bool:
         """A part of a round: rows that changed, and have not since the last round, as they are now.
 
@@ -291,7 +294,7 @@ class LoggedRows:
             self._advance(self._taking)
             return True
         if self._round is None:
-            self._stored_per_live = log_book.STORED_PER_LIVE_AT_BARRIER
+            self._rule_at_barrier = log_book.RELUCTANT
             self._drop_empty_files()
             self._round = Taking(self._advance_round, tuple(self._log.files), [])
         self._advance_round(self._round)
@@ -314,13 +317,14 @@ class LoggedRows:
             found, ahead.looked_to = self._changed.take(ahead.looked_to, log_book.PART_ROWS)
             ahead.looked_at += len(found)
             slots = self._worth_taking(found)
-            if len(slots) and not ahead.added:
-                slots = np.union1d(slots, self._give_up_small_files(len(slots)))
+            written_rows = log_book.rows_ahead(self._uses(self._log.files), len(slots))
+            if written_rows and not ahead.added:
+                slots = np.union1d(slots, self._give_up_small_files(written_rows, log_book.EAGER))
                 ahead.kept = tuple(self._log.files)
             self._take_ahead(ahead, slots)
             if ahead.looked_to == slot_count:
                 ahead.is_owed, ahead.looked_to = False, 0
-                ahead.moves_until = self._given_up_until(ahead, stored_per_live=log_book.STORED_PER_LIVE)
+                ahead.moves_until = self._given_up_until(ahead, log_book.EAGER)
         elif ahead.moves_until and ahead.looked_to < slot_count:
             self._take_ahead(ahead, self._some_of_given_up(ahead))
         else:
@@ -360,7 +364,7 @@ class LoggedRows:
             self._take(taking, slots)
             if taking.looked_to == slot_count:
                 taking.is_owed, taking.looked_to = False, 0
-                taking.moves_until = self._given_up_until(taking, stored_per_live=self._stored_per_live)
+                taking.moves_until = self._given_up_until(taking, self._rule_at_barrier)
         elif taking.moves_until and taking.looked_to < slot_count:
             self._take(taking, self._some_of_given_up(taking))
         else:
@@ -400,10 +404,10 @@ class LoggedRows:
         self._live_in[taking.added[-1].number] = 0
         self._remember_gone(taking.added[-1], gone)
 
-    def _given_up_until(self, taking: Taking, *, stored_per_live: int) -> int:
+    def _given_up_until(self, taking: Taking, rule: log_book.Rule) -> int:
         """The number of the last of the oldest files whose rows are written again; 0 if none are."""
         uses = self._uses(taking.kept)
-        first = log_book.first_kept(uses, taking.row_count, stored_per_live=stored_per_live)
+        first = log_book.first_kept(uses, taking.row_count, rule)
         return taking.kept[first - 1].number if any(use.live_count for use in uses[:first]) else 0
 
     def _some_of_given_up(self, taking: Taking) -> Slots:

@@ -46,9 +46,9 @@ class LoggedRuns:
         self._take(self._log.give_up)
         return self._log.section()
 
-    def _take(self, give_up: Callable[[Marks, int], KeptNumbers]) -> None:
+    def _take(self, give_up: Callable[[Marks, int], KeptNumbers], *, at_any_rate: bool = False) -> None:
         marks, new_rows = self._changes.take(), self._new_rows()
-        if new_rows or marks.count:
+        if new_rows or marks.count or at_any_rate:
             kept = give_up(marks, new_rows)
             for _, _, numbers in self._runs():
                 numbers.forget_outside(kept.low, kept.high)
@@ -77,9 +77,12 @@ class LoggedRuns:
     def enough_rows(self) -> int:
         return self._log.enough_rows()
 
+    def has_many_files(self) -> bool:
+        return self._log.has_many_files()
+
     def take_part(self) -> bool:
         """All at once: rows never change, so they are not copied, and none is written ahead twice."""
-        self._take(self._log.give_up_ahead)
+        self._take(self._log.give_up_ahead, at_any_rate=self.has_many_files())
         return False
 
     def taken_files(self) -> list[LogFile]:

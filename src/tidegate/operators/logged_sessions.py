@@ -95,10 +95,10 @@ class LoggedSessions:
         self._first_ahead, self._changed_again = self._log.next_number, 0
         return self._log.section()
 
-    def _take(self, changed: Slots, give_up: Callable[[Marks, int], KeptNumbers]) -> None:
+    def _take(self, changed: Slots, give_up: Callable[[Marks, int], KeptNumbers], *, at_any_rate: bool = False) -> None:
         marks = self._changes.take()
         self._changed_again += int(np.count_nonzero(marks.gone >= self._first_ahead))
-        if len(changed) or marks.count:
+        if len(changed) or marks.count or at_any_rate:
             kept = give_up(marks, len(changed))
             changed = self._with_given_up(changed, kept)
             (first,) = self._log.append(
@@ -118,6 +118,9 @@ class LoggedSessions:
     def enough_rows(self) -> int:
         return self._log.enough_rows()
 
+    def has_many_files(self) -> bool:
+        return self._log.has_many_files()
+
     def take_part(self) -> bool:
         """Some of those that changed, and have not since the last look; whether there are more of them.
 
@@ -129,7 +132,7 @@ class LoggedSessions:
         if 2 * self._changed_again > self._log.next_number - self._first_ahead:
             waiting = waiting[:0]
         taken = waiting[: log_book.PART_ROWS]
-        self._take(taken, self._log.give_up_ahead)
+        self._take(taken, self._log.give_up_ahead, at_any_rate=self.has_many_files())
         self._looked_at = len(changed), len(taken)
         if len(taken) < len(waiting):
             return True

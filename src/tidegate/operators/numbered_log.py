@@ -73,7 +73,7 @@ class NumberedLog:
         self._next = 1
         self._marks = Marks()
         self._taken_files: list[LogFile] = []
-        self._stored_per_live = log_book.STORED_PER_LIVE
+        self._rule_at_barrier = log_book.EAGER
 
     # -- snapshots, and what is taken ahead of them
 
@@ -87,22 +87,21 @@ class NumberedLog:
 
     def give_up_ahead(self, marks: Marks, new_rows: int) -> KeptNumbers:
         """As `give_up`, ahead of the next snapshot, which need not do it then."""
-        self._stored_per_live = log_book.STORED_PER_LIVE_AT_BARRIER
-        return self._give_up(marks, new_rows, stored_per_live=log_book.STORED_PER_LIVE)
+        self._rule_at_barrier = log_book.RELUCTANT
+        return self._give_up(marks, log_book.rows_ahead(self._uses(), new_rows), log_book.EAGER)
 
     def give_up(self, marks: Marks, new_rows: int) -> KeptNumbers:
         """First of a snapshot: takes what was noted of rows in the log, and says which of them it still holds."""
-        return self._give_up(marks, new_rows, stored_per_live=self._stored_per_live)
+        return self._give_up(marks, new_rows, self._rule_at_barrier)
 
-    def _give_up(self, marks: Marks, new_rows: int, *, stored_per_live: int) -> KeptNumbers:
+    def has_many_files(self) -> bool:
+        return log_book.has_many_small_files(self._uses())
+
+    def _give_up(self, marks: Marks, new_rows: int, rule: log_book.Rule) -> KeptNumbers:
         log_book.write_backlog(self._log.files)
         self._take_out(marks.gone)
         entries, files = self._entries, self._log.files
-        uses = [
-            FileUse(file.row_count, entry.live, entry.marks is not None)
-            for file, entry in zip(files, entries, strict=True)
-        ]
-        first, last = log_book.kept_files(uses, new_rows, stored_per_live=stored_per_live)
+        first, last = log_book.kept_files(self._uses(), new_rows, rule)
         for entry in entries[last:]:
             assert entry.marks is not None, "only files whose marks are known are written anew"
             marks = marks.also(entry.marks)
@@ -113,6 +112,12 @@ class NumberedLog:
         self._log.files, self._entries = files[first:last], entries[first:last]
         self._marks = marks.between(kept.low, kept.high)
         return kept
+
+    def _uses(self) -> list[FileUse]:
+        return [
+            FileUse(file.row_count, entry.live, entry.marks is not None)
+            for file, entry in zip(self._log.files, self._entries, strict=True)
+        ]
 
     def append(self, rows: Sequence[FrozenRows]) -> list[int]:
         """Then: new rows, and those that it does not hold any more. The number of the first of each."""

@@ -37,6 +37,10 @@ class LoggedChanges(Protocol):
         """So many are worth a file."""
         ...
 
+    def has_many_files(self) -> bool:
+        """Small ones, which taking makes into one."""
+        ...
+
     def take_part(self) -> bool:
         """Takes some of them into the log; whether there are more to look at in this round."""
         ...
@@ -116,7 +120,8 @@ class RowsAhead:
     def _look(self, changes: LoggedChanges, now_ms: float) -> None:
         self._look_at_ms = now_ms + self._pause_ms
         self._waiting_rows = changes.waiting_rows()
-        has_waited = self._waiting_rows > 0 and now_ms >= self._taken_at_ms + WAIT_MS
+        is_due = now_ms >= self._taken_at_ms + WAIT_MS
+        has_waited = is_due and (self._waiting_rows > 0 or changes.has_many_files())
         self._is_taking = has_waited or self._waiting_rows >= changes.enough_rows()
 
     def _take_some(self, changes: LoggedChanges, now_ms: float) -> None:
