@@ -1,8 +1,8 @@
 """A state that is filled once and of which then a share changes with each checkpoint: what is stored, and how long.
 
-Rows come from files: many that fill the state, then a small one per interval. Arguments: kind (user or totals),
-state_mb, value_bytes, changed_percent, changed (random or same), interval_ms, warm_up_s, measure_s, slots; those that
-begin with "tidegate." are options of the writer.
+Rows come from files: many that fill the state, then a small one per interval, or several. Arguments: kind (user or
+totals), state_mb, value_bytes, changed_percent, changed (random or same), interval_ms, files_per_interval, warm_up_s,
+measure_s, slots; those that begin with "tidegate." are options of the writer.
 """
 
 import time
@@ -81,7 +81,8 @@ class Changes:
     def __init__(self, given: Arguments) -> None:
         bytes_per_key = _BYTES_PER_GROUP if given.text("kind") == "totals" else given.number("value_bytes")
         self.keys = given.number("state_mb") * 1_000_000 // bytes_per_key
-        self.changed = max(1, int(self.keys * given.real("changed_percent", 1.0) / 100))
+        share = given.real("changed_percent", 1.0) / 100 / given.number("files_per_interval", 1)
+        self.changed = max(1, int(self.keys * share))
         self.folder = Path(given.text("folder")) / "rows"
         self.folder.mkdir()
         self.rows = 0
@@ -112,15 +113,15 @@ class Changes:
 
 
 def measure(query: tg.StreamingQuery, changes: Changes, given: Arguments) -> None:
-    interval_s = given.number("interval_ms") / 1000
+    pause_s = given.number("interval_ms") / 1000 / given.number("files_per_interval", 1)
     # From here on memory is watched: filling takes the most of it.
     tell("measuring")
     wait_until(query, lambda: counted_rows(query) >= changes.rows)
     await_checkpoint(query)
-    change_for(query, changes, given.real("warm_up_s"), interval_s)
+    change_for(query, changes, given.real("warm_up_s"), pause_s)
     full = savepoint(query)
     began, began_s, first_rows = datetime.now(UTC), time.monotonic(), counted_rows(query)
-    change_for(query, changes, given.real("measure_s"), interval_s)
+    change_for(query, changes, given.real("measure_s"), pause_s)
     seen = [one for one in reversed(query.checkpoints) if one.triggered_at >= began and not one.is_savepoint]
     tell(
         "measured",
@@ -132,13 +133,13 @@ def measure(query: tg.StreamingQuery, changes: Changes, given: Arguments) -> Non
     )
 
 
-def change_for(query: tg.StreamingQuery, changes: Changes, seconds: float, interval_s: float) -> None:
-    """Writes a file per interval; the last one has been taken when it returns."""
+def change_for(query: tg.StreamingQuery, changes: Changes, seconds: float, pause_s: float) -> None:
+    """Writes file after file; the last one has been taken when it returns."""
     ends_s = time.monotonic() + seconds
     while (started_s := time.monotonic()) < ends_s:
         changes.write_some()
-        wait_until(query, lambda: counted_rows(query) >= changes.rows)
-        time.sleep(max(0.0, started_s + interval_s - time.monotonic()))
+        time.sleep(max(0.0, started_s + pause_s - time.monotonic()))
+    wait_until(query, lambda: counted_rows(query) >= changes.rows)
 
 
 def savepoint(query: tg.StreamingQuery) -> CheckpointView:

@@ -3,7 +3,14 @@
 import pytest
 
 from tidegate.operators import log_book
-from tidegate.operators.log_book import RELUCTANT, FileUse, has_many_small_files, kept_files, rows_ahead
+from tidegate.operators.log_book import (
+    AHEAD,
+    AT_BARRIER_AFTER_AHEAD,
+    FileUse,
+    has_many_small_files,
+    kept_files,
+    rows_ahead,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,19 +52,20 @@ def test_a_small_file_stays_if_it_is_not_known_what_it_says() -> None:
 
 def test_a_snapshot_leaves_small_files_to_what_is_done_ahead_of_it() -> None:
     few = uses((100, 90), *[(5, 5)] * 31)
-    assert kept_files(few, 5, RELUCTANT) == (0, 32)
-    assert kept_files(uses((100, 90), *[(5, 5)] * 32), 5, RELUCTANT) == (0, 1), "there was no time to"
+    assert kept_files(few, 5, AT_BARRIER_AFTER_AHEAD) == (0, 32)
+    assert kept_files(uses((100, 90), *[(5, 5)] * 32), 5, AT_BARRIER_AFTER_AHEAD) == (0, 1), "there was no time to"
 
 
 def test_a_snapshot_takes_small_files_along_that_are_little_beside_what_it_writes() -> None:
-    assert kept_files(uses((100, 90), (5, 5), (5, 5)), 20, RELUCTANT) == (0, 1)
-    assert kept_files(uses((100, 90), (5, 5), (5, 5)), 19, RELUCTANT) == (0, 3)
+    assert kept_files(uses((100, 90), (5, 5), (5, 5)), 20, AT_BARRIER_AFTER_AHEAD) == (0, 1)
+    assert kept_files(uses((100, 90), (5, 5), (5, 5)), 19, AT_BARRIER_AFTER_AHEAD) == (0, 3)
 
 
 def test_many_small_files_are_made_into_one_ahead_of_the_barrier() -> None:
     many = uses((100, 90), *[(5, 5)] * 8)
     assert has_many_small_files(many) and not has_many_small_files(many[:-1])
-    assert kept_files(many, rows_ahead(many, 0)) == (0, 1)
+    assert kept_files(many, rows_ahead(many, 0), AHEAD) == (0, 1)
+    assert kept_files(many[:-1], rows_ahead(many[:-1], 5), AHEAD) == (0, 8)
     assert rows_ahead(many[:-1], 0) == 0 and rows_ahead(many[:-1], 3) == 3 and rows_ahead(many, 7) == 7
 
 

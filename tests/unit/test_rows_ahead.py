@@ -9,7 +9,7 @@ import pytest
 from tests.ahead_by_hand import AheadByHand
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state.row_log import LogFile, Part, RowLog
-from tidegate.state.rows_ahead import LONGEST_LOOK_MS, LOOK_MS, WAIT_MS, RowsAhead
+from tidegate.state.rows_ahead import LONGEST_LOOK_MS, LOOK_MS, SHORT_WAIT_MS, WAIT_MS, RowsAhead
 from tidegate.state.sst_files import Folder
 from tidegate.state.stepwise_file import Pieces, StepwiseFile
 from tidegate.testing.manual_clock import ManualClock
@@ -27,6 +27,7 @@ class Rows:
     parts: int = 1
     looks: int = 0
     has_many: bool = False
+    does_change_again: bool = False
     files: list[LogFile] = field(default_factory=list)
     _part: int = 0
 
@@ -36,6 +37,9 @@ class Rows:
 
     def enough_rows(self) -> int:
         return ENOUGH
+
+    def changes_again(self) -> bool:
+        return self.does_change_again
 
     def has_many_files(self) -> bool:
         return self.has_many
@@ -106,6 +110,22 @@ def test_a_few_rows_are_taken_once_they_have_waited_and_no_sooner(following: Fol
     following.pass_time(WAIT_MS - 2 * LOOK_MS)
     assert len(following.ahead.changes) == 1, "a file has its price"
     following.pass_time(3 * LOOK_MS)
+    assert len(following.ahead.changes) == 2
+
+
+def test_a_share_of_enough_rows_waits_less_long(following: Following, rows: Rows) -> None:
+    rows.waiting, rows.taken_of_round = -(-ENOUGH // 32), ENOUGH // 32
+    following.pass_time(SHORT_WAIT_MS - 1)
+    assert following.ahead.changes == []
+    following.pass_time(1)
+    assert len(following.ahead.changes) == 1
+    rows.does_change_again = True
+    following.pass_time(WAIT_MS - 1)
+    assert len(following.ahead.changes) == 1
+    rows.does_change_again, rows.waiting = False, ENOUGH // 32 - 1
+    following.pass_time(1)
+    assert len(following.ahead.changes) == 2
+    following.pass_time(WAIT_MS - 1)
     assert len(following.ahead.changes) == 2
 
 

@@ -31,3 +31,18 @@ def test_rows_that_cannot_be_taken_are_neither_chosen_nor_counted() -> None:
     assert epoch.chosen(np.array([False, True, False]), numbers).tolist() == [False, True, False]
     assert chosen(epoch, 5, 5) == []
     assert chosen(epoch, 5) == [5]
+
+
+def test_rows_that_change_again_are_noticed_until_an_epoch_without_them_is_over() -> None:
+    every = np.ones(16, dtype=np.bool_)
+    epoch = RowsOfEpoch(5)
+    epoch.chosen(every, np.zeros(16, dtype=np.int32))
+    assert not epoch.changes_again()
+    epoch.chosen(every[:2], np.full(2, 5, dtype=np.int32))
+    assert not epoch.changes_again(), "one in eight"
+    epoch.chosen(every[:1], np.full(1, 5, dtype=np.int32))
+    assert epoch.changes_again()
+    after = epoch.next(9)
+    assert after.changes_again()
+    after.chosen(every, np.full(16, 5, dtype=np.int32))
+    assert not after.next(12).changes_again(), "they were of the epoch before"

@@ -23,8 +23,6 @@ SMALL_FILE_ROWS: Final = 1 << 12
 _FILES_OF_ALL_ROWS: Final = 128
 # Fewer rows that nobody needs are not worth a file less.
 _FEW_ROWS: Final = 1 << 14
-# Ahead of the next snapshot, so many small files at the end are written anew also if no row has changed.
-_MANY_SMALL_FILES: Final = 8
 # Rows are in memory while no checkpoint lets them be written.
 _MOST_UNWRITTEN_ROWS: Final = 1 << 21
 
@@ -52,12 +50,13 @@ class Rule:
     small_files: int
 
 
-EAGER: Final = Rule(stored_per_live=2, small_files=1)
-# For a snapshot, where files are given up ahead of it: it does so only if there was no time to.
-RELUCTANT: Final = Rule(stored_per_live=3, small_files=32)
+AT_BARRIER: Final = Rule(stored_per_live=2, small_files=1)
+AHEAD: Final = Rule(stored_per_live=2, small_files=8)
+# Where files are given up ahead of the barrier: there, only if there was no time to.
+AT_BARRIER_AFTER_AHEAD: Final = Rule(stored_per_live=3, small_files=32)
 
 
-def kept_files(files: Sequence[FileUse], changed_rows: int, rule: Rule = EAGER) -> tuple[int, int]:
+def kept_files(files: Sequence[FileUse], changed_rows: int, rule: Rule = AT_BARRIER) -> tuple[int, int]:
     """From the first of them to before the last; the oldest files are given up, and the newest if they are small."""
     first = first_kept(files, changed_rows, rule)
     moved_rows = sum(file.live_count for file in files[:first])
@@ -65,7 +64,7 @@ def kept_files(files: Sequence[FileUse], changed_rows: int, rule: Rule = EAGER) 
     return first, first + last_kept(files[first:], changed_rows + moved_rows, live_rows, rule)
 
 
-def first_kept(files: Sequence[FileUse], changed_rows: int, rule: Rule = EAGER) -> int:
+def first_kept(files: Sequence[FileUse], changed_rows: int, rule: Rule = AT_BARRIER) -> int:
     """Those before it are given up, once what is needed of them is written again."""
     live_rows = sum(file.live_count for file in files) + changed_rows
     stored_rows = sum(file.row_count for file in files) + changed_rows
@@ -80,7 +79,7 @@ def first_kept(files: Sequence[FileUse], changed_rows: int, rule: Rule = EAGER) 
     return first
 
 
-def last_kept(files: Sequence[FileUse], written_rows: int, live_rows: int, rule: Rule = EAGER) -> int:
+def last_kept(files: Sequence[FileUse], written_rows: int, live_rows: int, rule: Rule = AT_BARRIER) -> int:
     """Those from there on are written anew with so many other rows; of all that there are, `live_rows` are needed."""
     last, rows, most_rows = len(files), written_rows, small_rows(live_rows)
     # Each is small beside those behind it, so that a row is written again a few times only.
@@ -99,11 +98,11 @@ def rows_ahead(files: Sequence[FileUse], changed_rows: int) -> int:
 
 
 def has_many_small_files(files: Sequence[FileUse]) -> bool:
-    """So many at the end that could be one."""
-    if len(files) < _MANY_SMALL_FILES:
+    """So many at the end that could be one, that they are written anew also if no row has changed."""
+    if len(files) < AHEAD.small_files:
         return False
     live_rows = sum(file.live_count for file in files)
-    return len(files) - last_kept(files, files[-1].live_count, live_rows) >= _MANY_SMALL_FILES
+    return len(files) - last_kept(files, files[-1].live_count, live_rows) >= AHEAD.small_files
 
 
 def small_rows(live_rows: int) -> int:

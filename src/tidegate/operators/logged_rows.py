@@ -94,7 +94,7 @@ class LoggedRows:
         self._looked_at = (0, 0)
         self._taken_files: list[LogFile] = []
         self._epoch = RowsOfEpoch(log.next_number)
-        self._rule_at_barrier = log_book.EAGER
+        self._rule_at_barrier = log_book.AT_BARRIER
 
     # -- slots
 
@@ -215,7 +215,7 @@ class LoggedRows:
         self._end_round()
         log_book.write_backlog(self._log.files)
         self._drop_empty_files()
-        self._epoch = RowsOfEpoch(self._log.next_number)
+        self._epoch = self._epoch.next(self._log.next_number)
         self._taken_files = []
         if self._changed.is_empty() and not self._gone:
             return [self._log.section()] if self._log.files else []
@@ -281,6 +281,9 @@ class LoggedRows:
         """Fewer would make a file that is written anew with the next ones."""
         return log_book.small_rows(self._live_count())
 
+    def changes_again(self) -> bool:
+        return self._epoch.changes_again()
+
     def has_many_files(self) -> bool:
         return log_book.has_many_small_files(self._uses(self._log.files))
 
@@ -294,7 +297,7 @@ class LoggedRows:
             self._advance(self._taking)
             return True
         if self._round is None:
-            self._rule_at_barrier = log_book.RELUCTANT
+            self._rule_at_barrier = log_book.AT_BARRIER_AFTER_AHEAD
             self._drop_empty_files()
             self._round = Taking(self._advance_round, tuple(self._log.files), [])
         self._advance_round(self._round)
@@ -319,12 +322,12 @@ class LoggedRows:
             slots = self._worth_taking(found)
             written_rows = log_book.rows_ahead(self._uses(self._log.files), len(slots))
             if written_rows and not ahead.added:
-                slots = np.union1d(slots, self._give_up_small_files(written_rows, log_book.EAGER))
+                slots = np.union1d(slots, self._give_up_small_files(written_rows, log_book.AHEAD))
                 ahead.kept = tuple(self._log.files)
             self._take_ahead(ahead, slots)
             if ahead.looked_to == slot_count:
                 ahead.is_owed, ahead.looked_to = False, 0
-                ahead.moves_until = self._given_up_until(ahead, log_book.EAGER)
+                ahead.moves_until = self._given_up_until(ahead, log_book.AHEAD)
         elif ahead.moves_until and ahead.looked_to < slot_count:
             self._take_ahead(ahead, self._some_of_given_up(ahead))
         else:

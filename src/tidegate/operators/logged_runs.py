@@ -77,6 +77,9 @@ class LoggedRuns:
     def enough_rows(self) -> int:
         return self._log.enough_rows()
 
+    def changes_again(self) -> bool:
+        return False
+
     def has_many_files(self) -> bool:
         return self._log.has_many_files()
 

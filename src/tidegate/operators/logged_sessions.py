@@ -16,6 +16,7 @@ from tidegate.operators.contract import TaskContext
 from tidegate.operators.numbered_format import numbered
 from tidegate.operators.numbered_log import MARKS_PER_ROW, FrozenRows, KeptNumbers, NumberedLog, ReadPart
 from tidegate.operators.row_numbers import Changes, Marks, Numbers
+from tidegate.operators.rows_of_epoch import many_of
 from tidegate.operators.stored_rows import RowFormat
 from tidegate.state.contract import RestoredSection, Section
 from tidegate.state.row_log import LogFile, RowLog
@@ -53,6 +54,7 @@ class LoggedSessions:
         # Of sessions that were written since the last snapshot, the first number, and how many changed since.
         self._first_ahead = 1
         self._changed_again = 0
+        self._did_change_again = False
         self._looked_at = (0, 0)
 
     # -- slots
@@ -91,7 +93,9 @@ class LoggedSessions:
     # -- snapshots
 
     def snapshot(self) -> list[Section]:
+        written_ahead = self._log.next_number - self._first_ahead
         self._take(np.flatnonzero(self._changed.used), self._log.give_up)
+        self._did_change_again = many_of(self._changed_again, written_ahead)
         self._first_ahead, self._changed_again = self._log.next_number, 0
         return self._log.section()
 
@@ -117,6 +121,10 @@ class LoggedSessions:
 
     def enough_rows(self) -> int:
         return self._log.enough_rows()
+
+    def changes_again(self) -> bool:
+        written_ahead = self._log.next_number - self._first_ahead
+        return self._did_change_again or many_of(self._changed_again, written_ahead)
 
     def has_many_files(self) -> bool:
         return self._log.has_many_files()

@@ -73,7 +73,7 @@ class NumberedLog:
         self._next = 1
         self._marks = Marks()
         self._taken_files: list[LogFile] = []
-        self._rule_at_barrier = log_book.EAGER
+        self._rule_at_barrier = log_book.AT_BARRIER
 
     # -- snapshots, and what is taken ahead of them
 
@@ -87,8 +87,8 @@ class NumberedLog:
 
     def give_up_ahead(self, marks: Marks, new_rows: int) -> KeptNumbers:
         """As `give_up`, ahead of the next snapshot, which need not do it then."""
-        self._rule_at_barrier = log_book.RELUCTANT
-        return self._give_up(marks, log_book.rows_ahead(self._uses(), new_rows), log_book.EAGER)
+        self._rule_at_barrier = log_book.AT_BARRIER_AFTER_AHEAD
+        return self._give_up(marks, log_book.rows_ahead(self._uses(), new_rows), log_book.AHEAD)
 
     def give_up(self, marks: Marks, new_rows: int) -> KeptNumbers:
         """First of a snapshot: takes what was noted of rows in the log, and says which of them it still holds."""

@@ -18,6 +18,10 @@ from tidegate.state.row_log import LogFile, RowLog
 LOOK_MS: Final = 100.0
 # After so long some are taken, however few: a file has its price, so it is ten times as long as for single changes.
 WAIT_MS: Final = 1_000.0
+# After so long, if they are no less than this share of what is enough, and most stay as they are: who waits less, takes
+# more of those that change again.
+SHORT_WAIT_MS: Final = 200.0
+_SHARE_OF_ENOUGH: Final = 32
 # A look in which hardly any row is found that can be taken costs as much as another one: the next comes after twice as
 # long, up to this.
 LONGEST_LOOK_MS: Final = 3_200.0
@@ -35,6 +39,10 @@ class LoggedChanges(Protocol):
 
     def enough_rows(self) -> int:
         """So many are worth a file."""
+        ...
+
+    def changes_again(self) -> bool:
+        """Whether many of those that are taken have changed again by the next snapshot."""
         ...
 
     def has_many_files(self) -> bool:
@@ -120,9 +128,13 @@ class RowsAhead:
     def _look(self, changes: LoggedChanges, now_ms: float) -> None:
         self._look_at_ms = now_ms + self._pause_ms
         self._waiting_rows = changes.waiting_rows()
-        is_due = now_ms >= self._taken_at_ms + WAIT_MS
-        has_waited = is_due and (self._waiting_rows > 0 or changes.has_many_files())
-        self._is_taking = has_waited or self._waiting_rows >= changes.enough_rows()
+        waited_ms, enough = now_ms - self._taken_at_ms, changes.enough_rows()
+        is_a_share = self._waiting_rows * _SHARE_OF_ENOUGH >= enough
+        self._is_taking = (
+            self._waiting_rows >= enough
+            or (waited_ms >= SHORT_WAIT_MS and is_a_share and not changes.changes_again())
+            or (waited_ms >= WAIT_MS and (self._waiting_rows > 0 or changes.has_many_files()))
+        )
 
     def _take_some(self, changes: LoggedChanges, now_ms: float) -> None:
         self._is_taking = changes.take_part()
