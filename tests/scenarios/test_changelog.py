@@ -150,7 +150,11 @@ def test_rows_of_a_join_and_an_aggregation_are_stored_ahead_and_each_counts_once
         store_changes(stored, file)
 
     monkeypatch.setattr(StoredAhead, "store_changes", noted)
-    stop_after(upgrade_job.job(tmp_path, kept=kept, before_row=slow(0.002)), 3)
-    assert any(name.endswith(".rows") for name in ahead)
+    first = upgrade_job.job(tmp_path, kept=kept, before_row=slow(0.002))
+    first.start()
+    while first.view().committed_checkpoints < 3 or not any(name.endswith(".rows") for name in ahead):
+        assert not first.wait(0.01), "it ended before rows were stored ahead"
+    first.stop()
+    assert first.wait(60)
     run(upgrade_job.job(tmp_path, kept=kept, slots=upgrade_job.KEPT[kept].slots + 1))
     assert upgrade_job.totals_in(tmp_path) == upgrade_job.expected_totals()

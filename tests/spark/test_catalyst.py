@@ -231,7 +231,6 @@ REFUSALS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "map in arrow barrier": (lambda df: df.mapInArrow(copy_rows, "k long", barrier=True), "barrier=True"),
     "median": (lambda df: df.groupBy("k").agg(F.median("v")), "Percentile"),
     "set of doubles": (lambda df: df.groupBy("k").agg(F.collect_set("d")), "collect_set over double"),
-    "distinct arrays": (lambda df: df.groupBy("k").agg(F.count_distinct(F.array("v"))), "DISTINCT"),
     "try_sum": (lambda df: df.groupBy("k").agg(F.expr("try_sum(v)")), "Sum in TRY mode"),
     "current time": (lambda df: df.withColumn("now", F.current_timestamp()), "CurrentTimestamp"),
     "current date": (lambda df: df.where("ts > current_date()"), "CurrentDate"),
