@@ -35,6 +35,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     size = Size.QUICK if given.quick else Size.FULL
     chosen = [BENCHMARKS[name] for name in given.only or BENCHMARKS]
+    if given.rewrite:
+        _rewrite(chosen)
+        return
     if os.getloadavg()[0] > BUSY_LOAD:
         print(
             f"The machine is busy (load {os.getloadavg()[0]:.1f}): compare ratios only, and run again when it is quiet."
@@ -55,6 +58,25 @@ def main() -> None:
         raise SystemExit(str(problem)) from None
     if has_failed:
         sys.exit(1)
+
+
+def _rewrite(benchmarks: Sequence[Benchmark]) -> None:
+    for benchmark in benchmarks:
+        stored = read(stored_at(RESULTS, benchmark.name))
+        if stored is None:
+            continue
+        every = benchmark.variants(stored.size)
+        try:
+            check_alike(stored, every, size=stored.size, machine=stored.machine)
+        except CannotAdd as problem:
+            raise SystemExit(str(problem)) from None
+        measured = added(stored, every, [])
+        ran = {one.variant.name for one in measured}
+        left_out = [one for one in every if one.name not in ran]
+        write_section(
+            benchmark, measured, size=stored.size, machine=stored.machine, write=True, left_out=left_out, page=RESULTS
+        )
+        print(f"written: {RESULTS.name}, section {benchmark.name!r}", flush=True)
 
 
 def _chosen(benchmark: Benchmark, size: Size, given: argparse.Namespace) -> list[Variant]:
@@ -132,6 +154,9 @@ def _arguments() -> argparse.Namespace:
         "--add",
         action="store_true",
         help="add one repetition, or --repetitions, to what is stored in results/, and write RESULTS.md of all of them",
+    )
+    parser.add_argument(
+        "--rewrite", action="store_true", help="measure nothing: write RESULTS.md anew from what is stored in results/"
     )
     parser.add_argument("--repetitions", type=int, help="so many instead of the benchmark's own number")
     parser.add_argument("--measure-s", type=float, help="so long instead of the variant's own time; RESULTS.md stays")

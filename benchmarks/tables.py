@@ -44,18 +44,24 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is aimed at. `seen` is None where it was not measured; `is_reached` decides on the median."""
+    """What is aimed at. `seen` is None where it was not measured; without `is_reached` it is shown for comparison."""
 
     what: str
     seen: Spread | None
-    is_reached: Callable[[float], bool]
+    is_reached: Callable[[float], bool] | None
     digits: int = 2
 
     def line(self) -> str:
         if self.seen is None:
             return f"- not measured: {self.what}"
-        verdict = "reached" if self.is_reached(self.seen.median) else "**not reached**"
-        return f"- {verdict}: {self.what}; seen {shown(self.seen, digits=self.digits)}"
+        return f"- {self._verdict(self.seen)}: {self.what}; seen {shown(self.seen, digits=self.digits)}"
+
+    def _verdict(self, seen: Spread) -> str:
+        if self.is_reached is None:
+            return "for comparison"
+        if not self.is_reached(seen.median):
+            return "**not reached**"
+        return "reached" if self.is_reached(seen.least) and self.is_reached(seen.most) else "reached by the median"
 
 
 def at_least(goal: float) -> Callable[[float], bool]:

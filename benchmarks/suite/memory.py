@@ -92,5 +92,4 @@ BENCHMARK = Benchmark(
     about=ABOUT,
     variants=variants,
     section=section,
-    repetitions={Size.FULL: 1, Size.QUICK: 1},
 )

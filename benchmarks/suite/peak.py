@@ -11,7 +11,6 @@ from benchmarks.suite.checkpoint_modes import ALIGNED, DEFAULTS, FLINK_AS_RUN, U
 from benchmarks.tables import (
     Column,
     Section,
-    Spread,
     Target,
     Value,
     at_least,
@@ -19,9 +18,10 @@ from benchmarks.tables import (
     checkpoint_ms,
     failed_checkpoints,
     figures_table,
+    ratio,
     rows_per_s,
+    shown,
     spread,
-    spread_of,
 )
 
 _SLOTS = 2
@@ -106,11 +106,10 @@ def drained_after(variant: Variant) -> Value:
 
 def section(measured: Measurements) -> Section:
     capacity = {
-        system: spread(one.runs, rows_per_s)
+        system: one.runs
         for system, name in (("tidegate", "tidegate-defaults-capacity"), ("flink", "flink-aligned-capacity"))
         if (one := measured.get(name)) is not None
     }
-    lines: list[str] = []
     targets: list[Target] = []
     series: dict[str, list[tuple[float, float]]] = {}
     head: list[str] = []
@@ -118,7 +117,8 @@ def section(measured: Measurements) -> Section:
     for name, one in measured.items():
         if "capacity" in name:
             continue
-        of_capacity = _over(spread(one.runs, in_peak(one.variant)), capacity.get(one.variant.system.value))
+        theirs = capacity.get(one.variant.system.value, ())
+        of_capacity = ratio(one.runs, theirs, in_peak(one.variant), their_value=rows_per_s)
         columns = [
             Column("rows/s in the peak", in_peak(one.variant)),
             Column("drained after, s", drained_after(one.variant), digits=1),
@@ -127,8 +127,7 @@ def section(measured: Measurements) -> Section:
             Column("failed", failed_checkpoints),
         ]
         table = figures_table("variant", [(one.variant.title, one.runs)], columns)
-        share = "–" if of_capacity is None else f"{of_capacity.median:.0%}"
-        rows.append(table[2] + f" {share} |")
+        rows.append(table[2] + f" {shown(of_capacity)} |")
         head = [table[0] + " of its capacity |", table[1] + " --- |"]
         if name.startswith("tidegate"):
             targets.append(
@@ -144,20 +143,16 @@ def section(measured: Measurements) -> Section:
             )
         if one.seen():
             series[one.variant.title] = _rates(one.seen()[0])
-    if rows:
-        lines += [*head, *rows]
-    shown_capacity = ", ".join(f"{name} {seen.median:,.0f}" for name, seen in capacity.items() if seen is not None)
-    lines += [
+    shown_capacity = ", ".join(f"{name} {shown(spread(runs, rows_per_s), digits=0)}" for name, runs in capacity.items())
+    lines = [
+        *head,
+        *rows,
         "",
         f"Capacity, overloaded all the time: {shown_capacity} rows/s.",
         "",
         *(target.line() for target in targets),
     ]
     return Section(lines, [Lines(title="Rows processed", across="s", unit="rows/s", series=series)])
-
-
-def _over(seen: Spread | None, capacity: Spread | None) -> Spread | None:
-    return None if seen is None or capacity is None else spread_of([seen.median / capacity.median])
 
 
 def _rates(run: Observation) -> list[tuple[float, float]]:
@@ -179,5 +174,4 @@ BENCHMARK = Benchmark(
     about=ABOUT,
     variants=variants,
     section=section,
-    repetitions={Size.FULL: 1, Size.QUICK: 1},
 )

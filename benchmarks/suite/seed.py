@@ -56,19 +56,15 @@ def variants(size: Size) -> list[Variant]:
         "tidegate.network.debloat": "false",
         "tidegate.network.window": per_channel_bytes,
         "tidegate.network.memory": 2 * _SLOTS * per_channel_bytes,
+        "tidegate.maxRowsPerSecond": _SOURCE_ROWS_PER_S,
     }
-    limited = {"tidegate.maxRowsPerSecond": _SOURCE_ROWS_PER_S}
-    found = [_variant(active, work | limited, name=f"active-{active}", title=title) for active, title in _MODES.items()]
-    unlimited = [
-        _variant(active, work, name=f"unlimited-{active}", title=f"{_MODES[active]}, source without a limit")
-        for active in ("false", "true")
-    ]
-    return found + unlimited if size is Size.FULL else found[:2]
+    found = [_variant(active, work, title=title) for active, title in _MODES.items()]
+    return found if size is Size.FULL else found[:2]
 
 
-def _variant(active: str, work: dict[str, object], *, name: str, title: str) -> Variant:
+def _variant(active: str, work: dict[str, object], *, title: str) -> Variant:
     return Variant(
-        name=name,
+        name=f"active-{active}",
         title=title,
         system=System.TIDEGATE,
         program="tidegate_pipeline",
@@ -170,9 +166,7 @@ ABOUT: Sequence[str] = (
     "windows "
     "worth twelve intervals of 2,000 rows/s; measured once they are full. The quick form has all times at a "
     "twentieth: "
-    "0.5 s, 15 s, windows worth 6 s. The full form shows also a source "
-    "without a limit, which fills the windows within the interval that active backpressure lets it pull. "
-    "Allocation is "
+    "0.5 s, 15 s, windows worth 6 s. Allocation is "
     "what Arrow allocated in the workers while measured; the collector is Python's, by `gc.callbacks` in the "
     "workers. "
     "Variation of pulling is the coefficient of variation of rows pulled per second.",
@@ -184,5 +178,4 @@ BENCHMARK = Benchmark(
     about=ABOUT,
     variants=variants,
     section=section,
-    repetitions={Size.FULL: 1, Size.QUICK: 1},
 )

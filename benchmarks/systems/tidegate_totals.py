@@ -21,6 +21,9 @@ from benchmarks.systems.tidegate_pipeline import checkpoint
 from benchmarks.systems.totals import digest_of, keyed_totals
 from tidegate.connectors.memory import read_memory_table
 
+# Well below the time in which a query takes as many checkpoints as it remembers.
+LOOK_EVERY_S = 1.0
+
 
 def main() -> None:
     given = arguments()
@@ -46,10 +49,25 @@ def measure(given: Arguments, totals: DataFrame) -> None:
         first_rows, started = next_count(query)
         began = datetime.now(UTC)
         tell("measuring")
-        time.sleep(given.real("measure_s"))
+        seen = watch_checkpoints(query, began, seconds=given.real("measure_s"))
         rows, ended = next_count(query)
-        taken = [checkpoint(view, began) for view in reversed(query.checkpoints) if view.triggered_at >= began]
+        seen |= taken_since(query, began)
+        taken = [checkpoint(view, began) for _, view in sorted(seen.items())]
         tell("measured", rows=rows - first_rows, seconds=ended - started, checkpoints=taken)
+
+
+def watch_checkpoints(query: tg.StreamingQuery, began: datetime, *, seconds: float) -> dict[int, tg.CheckpointView]:
+    """A query remembers the newest few hundred; with short intervals more are taken while it is measured."""
+    ends = time.monotonic() + seconds
+    seen: dict[int, tg.CheckpointView] = {}
+    while (left_s := ends - time.monotonic()) > 0:
+        time.sleep(min(LOOK_EVERY_S, left_s))
+        seen |= taken_since(query, began)
+    return seen
+
+
+def taken_since(query: tg.StreamingQuery, began: datetime) -> dict[int, tg.CheckpointView]:
+    return {view.id: view for view in query.checkpoints if view.triggered_at >= began}
 
 
 def check(given: Arguments, totals: DataFrame, expected_rows: int) -> None:

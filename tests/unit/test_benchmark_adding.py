@@ -230,3 +230,11 @@ def _with(before: Sequence[Measured], now: Sequence[Measured]) -> list[Measured]
     work = {one.variant.name: {"measure_s": "1"} for one in before}
     stored = Stored("one", Size.FULL, MACHINE, work, {one.variant.name: one.runs for one in before})
     return added(stored, [OURS, THEIRS], now)
+
+
+def test_a_page_can_be_written_anew_from_what_is_stored(one: Bench) -> None:
+    text = one.run("--repetitions", "2", rows=[400, 100, 800, 200])
+    one.page.unlink()
+
+    assert one.run("--rewrite", rows=[]) == text
+    assert one.measured == 4

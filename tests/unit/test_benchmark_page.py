@@ -15,6 +15,7 @@ from benchmarks.tables import (
     Section,
     Target,
     at_least,
+    at_most,
     checkpoint_ms,
     completed_ms,
     figures_table,
@@ -126,6 +127,15 @@ def test_a_target_says_whether_it_was_reached() -> None:
     assert Target("fast", spread_of([4.0]), at_least(4)).line() == "- reached: fast; seen 4.00"
     assert Target("fast", spread_of([3.9]), at_least(4)).line() == "- **not reached**: fast; seen 3.90"
     assert Target("fast", None, at_least(4)).line() == "- not measured: fast"
+
+
+def test_a_target_that_not_every_repetition_reached_says_so() -> None:
+    assert Target("fast", spread_of([3.9, 4, 5]), at_least(4)).line().startswith("- reached by the median: fast")
+    assert Target("short", spread_of([1, 2, 9]), at_most(4)).line().startswith("- reached by the median: short")
+
+
+def test_a_comparison_without_a_goal_is_not_called_reached() -> None:
+    assert Target("beside", spread_of([0.5]), None).line() == "- for comparison: beside; seen 0.50"
 
 
 def test_a_section_replaces_its_own_and_leaves_the_others() -> None:
