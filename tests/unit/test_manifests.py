@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec import structs
 
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, Sequence, SlotIndex, TaskId, VertexId
@@ -57,6 +58,28 @@ def test_a_manifest_can_be_read_by_people_and_other_programs() -> None:
     assert content["slots"][0]["path"] == "checkpoints/7-g2/0.state"
     assert content["committables"][0]["committables"] == ["AP8=", ""]
     assert len(text.splitlines()) > 20
+
+
+def test_a_channel_between_every_pair_of_slots_takes_one_short_line() -> None:
+    slots = 128
+    channels = [
+        ChannelRange(
+            ChannelId(EdgeId(3), sender, receiver),
+            first=Sequence(40_000),
+            row=99,
+            h=Sequence(40_007),
+            n=Sequence(40_012),
+        )
+        for sender in range(slots)
+        for receiver in range(slots)
+    ]
+
+    text = encode_manifest(structs.replace(MANIFEST, channels=channels))
+
+    lines = [line for line in text.splitlines() if line.startswith(b'  {"channel"')]
+    assert len(lines) == slots**2
+    assert len(text) < 80 * slots**2
+    assert decode_manifest(text, name=NAME).channels == channels
 
 
 def test_any_truncation_is_found() -> None:

@@ -21,6 +21,7 @@ CheckpointKind: TypeAlias = Literal["aligned", "unaligned", "switched"]
 VERSION = 2
 # What all slots together may have in a manifest: it is one message for each slot, and one file that is read as a whole.
 MOST_CONTENT_BYTES = 5 << 20
+_ENCODER = msgspec.json.Encoder()
 
 
 class SharedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -45,7 +46,7 @@ class SlotFile(msgspec.Struct, frozen=True, gc=False):
     content: bytes | None = None
 
 
-class ChannelRange(msgspec.Struct, frozen=True, gc=False):
+class ChannelRange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A channel's part of the checkpoint: from `row` of element `first`, cut at `h`, up to `n` (excluded).
 
     The receiver captured what lies below `h`, the sender the rest. `phases`: where parts of it end that come before
@@ -114,7 +115,9 @@ def check_content(length_bytes: int) -> None:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return seal(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    """A line for each entry of a list: there may be a channel for each pair of slots, and people read this."""
+    fields = [b' "%s": %s' % (name.encode(), _readable(getattr(manifest, name))) for name in manifest.__struct_fields__]
+    return seal(b"{\n" + b",\n".join(fields) + b"\n}")
 
 
 def decode_manifest(data: bytes, *, name: str) -> Manifest:
@@ -123,6 +126,12 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
         return from_json(content, Manifest)
     except msgspec.MsgspecError as error:
         raise _damaged(name, f"its content does not fit ({error})") from error
+
+
+def _readable(value: object) -> bytes:
+    if isinstance(value, list):
+        return b"[\n  " + b",\n  ".join(_ENCODER.encode_lines(value).splitlines()) + b"\n ]" if value else b"[]"
+    return msgspec.json.format(_ENCODER.encode(value), indent=1)
 
 
 def seal(content: bytes) -> bytes:
