@@ -15,6 +15,8 @@ from tidegate.plan.expressions import Column
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Project, Scan, Sink, TransformWithState
 from tidegate.plan.physical import JobPlan
+from tidegate.protocol.requests import Afterwards, SavepointAlignment
+from tidegate.storage import layout
 from tidegate.storage.job_log import JobLog, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import LocalFiles, open_store
@@ -83,18 +85,34 @@ class NumberedRows:
             restart=spec.pop("restart", None),
             available_now=True,
         )
-        code = NamedUserCode(
+        launcher = ThreadLauncher(self.code(before_row))
+        return Coordinator(replace(made, **spec), self.open_job_store(self.location), launcher, versions={})
+
+    def code(self, before_row: Callable[[], None]) -> NamedUserCode:
+        return NamedUserCode(
             processors={"number": lambda: CountingProcessor(before_row=before_row, kept=lambda row: row[-1:])}
         )
-        return Coordinator(replace(made, **spec), self.open_job_store(self.location), ThreadLauncher(code), versions={})
 
     def stop_after(self, checkpoints: int, **job: Any) -> None:
+        coordinator = self._run_until(checkpoints, **job)
+        coordinator.stop()
+        assert coordinator.wait(60)
+
+    def stop_with_savepoint(self, after_checkpoints: int, **job: Any) -> str:
+        """An unaligned one, at the location; its path."""
+        coordinator = self._run_until(after_checkpoints, **job)
+        folder = f"{self.location}/{layout.SAVEPOINTS}"
+        asked = coordinator.savepoint(folder, alignment=SavepointAlignment.UNALIGNED, afterwards=Afterwards.SUSPEND)
+        path = asked.result(60)
+        assert coordinator.wait(60)
+        return path
+
+    def _run_until(self, checkpoints: int, **job: Any) -> Coordinator:
         coordinator = self.job(before_row=lambda: time.sleep(0.002), **job)
         coordinator.start()
         while coordinator.view().committed_checkpoints < checkpoints:
             assert not coordinator.wait(0.01), "it ended before it could be stopped"
-        coordinator.stop()
-        assert coordinator.wait(60)
+        return coordinator
 
     def finish(self, **job: Any) -> Coordinator:
         coordinator = self.job(**job)
@@ -112,7 +130,11 @@ class NumberedRows:
 
     def retained(self) -> list[Manifest]:
         completed = retained_checkpoints(JobLog(self.store, driver="a reader").read())
-        return [decode_manifest(self.store.read(each.manifest), name=each.manifest) for each in completed]
+        places = [self.store if each.location is None else LocalFiles(Path(each.location)) for each in completed]
+        return [
+            decode_manifest(place.read(each.manifest), name=each.manifest)
+            for place, each in zip(places, completed, strict=True)
+        ]
 
     def captured_ids(self, manifest: Manifest) -> list[int]:
         path = f"checkpoints/{manifest.checkpoint}-g{manifest.generation}/manifest.json"

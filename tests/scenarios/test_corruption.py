@@ -1,4 +1,4 @@
-"""Any single file of the newest checkpoint is lost or damaged: it is named, and no row is lost or comes out twice."""
+"""Any file of the newest checkpoint or savepoint is lost or damaged: it is named, no row is lost or comes out twice."""
 
 import logging
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +19,6 @@ from tests.scenarios.numbered_rows import ALIGNED, KEYS, NUMBERED, ROWS, UNALIGN
 from tests.scenarios.test_groups_on_disk import counted
 from tidegate.connectors.memory import read_memory_table
 from tidegate.coordinator import durable
-from tidegate.coordinator.coordinator import Coordinator
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import SlotIndex
 from tidegate.operators import rows_on_disk
@@ -54,6 +53,7 @@ def flip(file: Path) -> None:
 
 
 DAMAGES: list[Callable[[Path], None]] = [delete, truncate, flip]
+Row: TypeAlias = dict[str, Any]
 BACKENDS: Mapping[str, Mapping[str, Any]] = {
     "heap": {"inline_below_bytes": 0},
     "inline": {},
@@ -77,13 +77,6 @@ KINDS = {
 _MOST_TRIES = 6
 
 
-def each_alone_or_in_turn() -> pytest.MarkDecorator:
-    """Runs of jobs with logs are longer: each of their files is damaged in one way, the next of its kind in another."""
-    cases = [*product(BACKENDS, [[each] for each in DAMAGES]), *product(LOGS, [DAMAGES])]
-    ids = [f"{name}-{'-'.join(each.__name__ for each in damages)}" for name, damages in cases]
-    return pytest.mark.parametrize(("stopped", "damages"), cases, indirect=["stopped"], ids=ids)
-
-
 @dataclass(slots=True)
 class CheckedRows(NumberedRows):
     def assert_golden(self, path: str) -> None:
@@ -93,6 +86,20 @@ class CheckedRows(NumberedRows):
         assert {(key, n) for key, _, n in self.output()} == {
             (key, n) for key, count in per_key.items() for n in range(1, count + 1)
         }
+
+    def assert_goes_on(self, before: Sequence[Row], since: Sequence[Row], path: str) -> bool:
+        """Whether rows of `before`, which are out, came once more `since`; other than these, none is there twice."""
+        ids = Counter(row["v"] for row in since)
+        assert set(ids.values()) == {1}, path
+        assert {row["v"] for row in before} | set(ids) == set(range(ROWS)), path
+        # The last rows of each key, by their numbers: it went on from the state of a checkpoint.
+        of_key: dict[int, list[int]] = {}
+        for row in since:
+            of_key.setdefault(row["k"], []).append(row["n"])
+        for key, numbers in of_key.items():
+            count = len(range(key, ROWS, KEYS))
+            assert sorted(numbers) == list(range(count - len(numbers) + 1, count + 1)), path
+        return len(before) + len(since) > ROWS
 
 
 @dataclass(slots=True)
@@ -114,45 +121,86 @@ class GroupedRows(CheckedRows):
         return lower(groups, sink, parallelism=self.slots, max_parallelism=128)
 
     def assert_golden(self, path: str) -> None:
-        rows = [(row["n"], row["keys"], row["total"]) for row in pq.read_table(self.folder / "out").to_pylist()]
+        self._assert_once_each(rows := pq.read_table(self.folder / "out").to_pylist(), path)
+        self._assert_all_there(rows, path)
+
+    def assert_goes_on(self, before: Sequence[Row], since: Sequence[Row], path: str) -> bool:
+        self._assert_once_each(since, path)
+        self._assert_all_there([*before, *since], path)
+        return not {(row["n"], row["keys"]) for row in before}.isdisjoint((row["n"], row["keys"]) for row in since)
+
+    def _assert_once_each(self, rows: Sequence[Row], path: str) -> None:
+        """Counts only grow."""
+        assert len({(row["n"], row["keys"]) for row in rows}) == len(rows), path
+
+    def _assert_all_there(self, rows: Sequence[Row], path: str) -> None:
         keys_with: dict[int, list[int]] = {}
         for id in range(ROWS):
             keys_with.setdefault(id // KEYS + 1, []).append(id % KEYS)
-        # Counts only grow: the newest row of a group has the greatest, and none comes twice.
-        newest = {n: (keys, total) for n, keys, total in sorted(rows)}
+        # The newest row of a group has the greatest count.
+        newest = {n: (keys, total) for n, keys, total in sorted((row["n"], row["keys"], row["total"]) for row in rows)}
         assert newest == {n: (len(keys), sum(keys)) for n, keys in keys_with.items()}, path
-        assert len({(n, keys) for n, keys, _ in rows}) == len(rows), path
+
+
+def root_of(manifest: Manifest) -> str:
+    """The folder below the location that its paths are relative to."""
+    return f"{layout.SAVEPOINTS}/{_savepoint(manifest)}/" if manifest.is_savepoint else ""
+
+
+def _savepoint(manifest: Manifest) -> str:
+    return layout.savepoint(manifest.checkpoint, manifest.generation, run="")
 
 
 def manifest_path(manifest: Manifest) -> str:
+    if manifest.is_savepoint:
+        return root_of(manifest) + layout.savepoint_manifest()
     return layout.manifest(layout.CheckpointFolder(manifest.checkpoint, manifest.generation))
 
 
 def files_of(manifest: Manifest) -> set[str]:
-    shared = {file.path for slot in manifest.slots for file in slot.shared}
+    shared = [file.path for slot in manifest.slots for file in slot.shared]
     # What is small is in the manifest itself.
-    return {manifest_path(manifest), *(slot.path for slot in manifest.slots if slot.content is None), *shared}
+    own = [slot.path for slot in manifest.slots if slot.content is None]
+    return {manifest_path(manifest), *(root_of(manifest) + path for path in [*own, *shared])}
 
 
 @dataclass(slots=True)
 class Stopped:
-    """A job that was stopped with several checkpoints; `again` puts everything back as it was then."""
+    """A job that was stopped with several checkpoints; `again` puts everything back as it was then.
+
+    `output`: what a table in memory has had by then; that is not put back.
+    """
 
     rows: CheckedRows
     manifests: list[Manifest]
+    output: list[Row]
 
     @classmethod
     def after_some_checkpoints(cls, rows: CheckedRows) -> "Stopped":
-        # The first holds nothing in flight, so that it needs none of the files of captured rows.
+        cls._aligned_first(rows)
+        rows.stop_after(3, keep=10)
+        return cls._kept(rows)
+
+    @classmethod
+    def with_a_savepoint(cls, rows: CheckedRows) -> "Stopped":
+        cls._aligned_first(rows)
+        rows.stop_with_savepoint(2, keep=10)
+        return cls._kept(rows)
+
+    @classmethod
+    def _aligned_first(cls, rows: CheckedRows) -> None:
+        """The first holds nothing in flight, so that it needs none of the files of captured rows."""
         rows.switch_after_ms = ALIGNED
         rows.stop_after(1, keep=10)
         rows.switch_after_ms = UNALIGNED
-        rows.stop_after(3, keep=10)
+
+    @classmethod
+    def _kept(cls, rows: CheckedRows) -> "Stopped":
         rows.interval_ms = 500  # From here on runs are to be short.
         shutil.copytree(rows.folder / "chk", rows.folder / "chk.kept")
         if (rows.folder / "out").exists():
             shutil.copytree(rows.folder / "out", rows.folder / "out.kept")
-        return cls(rows, rows.retained())
+        return cls(rows, rows.retained(), in_table(rows) if rows.sink == "memory" else [])
 
     @property
     def newest(self) -> Manifest:
@@ -178,10 +226,11 @@ class Stopped:
 
 @pytest.fixture(scope="module")
 def stopped_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stopped]:
-    """By its name and its sink. Each is made once, whoever asks for it."""
+    """By its name, its sink and what it was stopped with. Each is made once, whoever asks for it."""
 
     @cache
-    def made(name: str, sink: str = "parquet") -> Stopped:
+    def made(name: str, sink: str = "parquet", newest: str = "checkpoint") -> Stopped:
+        stop = Stopped.with_a_savepoint if newest == "savepoint" else Stopped.after_some_checkpoints
         for _ in range(_MOST_TRIES):
             folder = tmp_path_factory.mktemp("stopped")
             # No other job's table has that name.
@@ -190,8 +239,8 @@ def stopped_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stopp
                 # So that some changes are stored ahead of the checkpoint, and some groups leave memory.
                 patch.setattr(changelog, "BATCH_MS", 20.0)
                 patch.setattr(rows_on_disk, "_LEAST_WRITTEN", 8)
-                found = Stopped.after_some_checkpoints(rows_of(name, folder, sink=sink, sink_options=options))
-            if kinds_in(found) == KINDS[name]:
+                found = stop(rows_of(name, folder, sink=sink, sink_options=options))
+            if found.newest.is_savepoint or kinds_in(found) == KINDS[name]:
                 return found
         raise AssertionError(f"In {_MOST_TRIES} tries {name} did not have each kind of file: {kinds_in(found)}")
 
@@ -225,12 +274,13 @@ def kinds_of_logged_rows(stopped: Stopped) -> set[str]:
     return {Path(file).suffix for sections in logged for section in sections for file in section.files}
 
 
-@each_alone_or_in_turn()
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("stopped", [*BACKENDS, *LOGS], indirect=True)
 def test_the_file_sink_goes_back_to_the_checkpoint_before_and_ends_with_golden_rows(
-    stopped: Stopped, damages: Sequence[Callable[[Path], None]], caplog: pytest.LogCaptureFixture
+    stopped: Stopped, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     went_back = set()
-    for path, damage in zip(stopped.by_kind(), cycle(damages), strict=False):
+    for path in stopped.by_kind():
         stopped.again()
         damage(stopped.rows.folder / "chk" / path)
         usable = stopped.usable_without(path)
@@ -303,6 +353,86 @@ def test_damage_that_only_slots_find_makes_the_query_go_back_as_well(
             assert ended.view().generation >= stopped.newest.generation + 2
 
 
+# -- a savepoint as the newest
+
+
+@pytest.fixture
+def with_savepoint(request: pytest.FixtureRequest, stopped_job: Callable[..., Stopped]) -> Stopped:
+    return stopped_job(request.param, "parquet", "savepoint")
+
+
+@pytest.mark.parametrize("read_to_check_bytes", [1 << 30, 0], ids=["read by the driver", "read by slots alone"])
+@pytest.mark.parametrize(
+    ("with_savepoint", "damages"),
+    [("heap", DAMAGES), ("rocksdb", DAMAGES), *((name, [flip]) for name in LOGS)],
+    indirect=["with_savepoint"],
+    ids=["heap", "rocksdb", *LOGS],
+)
+def test_a_damaged_savepoint_is_passed_over_like_a_checkpoint(
+    with_savepoint: Stopped,
+    damages: Sequence[Callable[[Path], None]],
+    read_to_check_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", read_to_check_bytes)
+    newest, rows = with_savepoint.newest, with_savepoint.rows
+    assert newest.is_savepoint and {Path(path).suffix for path in files_of(newest)} >= {".json", ".state"}
+    found_by_slots = 0
+    for path, damage in product(one_of_each_kind(with_savepoint), damages):
+        with_savepoint.again()
+        damage(rows.folder / "chk" / path)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="tidegate"):
+            ended = rows.finish()
+        assert ended.view().state == "finished", (path, damage.__name__, ended.failure())
+        rows.assert_golden(path)
+        is_unread = damage is flip and read_to_check_bytes == 0 and path.endswith(".state")
+        if is_unread and path.removeprefix(root_of(newest)) not in caplog.text:
+            continue  # a byte that nobody reads
+        assert path.removeprefix(root_of(newest)) in caplog.text, damage.__name__
+        assert with_savepoint.entries(CheckpointSkipped) == with_savepoint.entries(RolledBack) == [newest.checkpoint]
+        found_by_slots += ended.view().generation > newest.generation + 1
+    assert (found_by_slots > 0) == (read_to_check_bytes == 0)
+
+
+def test_a_savepoint_that_slots_find_damaged_is_refused_as_such_unless_duplicates_are_accepted(
+    stopped_job: Callable[..., Stopped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    stopped = stopped_job("heap", "memory", "savepoint")
+    newest, rows = stopped.newest, stopped.rows
+    (path, *_) = [path for path in stopped.by_kind() if path.endswith(".state")]
+    flip(rows.folder / "chk" / path)
+    for _ in range(2):  # it is refused again at the next start, and nothing has changed
+        ended = rows.finish()
+        failure = ended.failure()
+        assert isinstance(failure, Damaged) and path.removeprefix(root_of(newest)) in str(failure)
+        assert ".option('restore.allowDuplicates', 'true')" in str(failure)
+        assert stopped.entries(CheckpointSkipped) == []
+    before = in_table(rows)
+    ended = rows.finish(rollback=SinkRollback.DUPLICATES_ALLOWED)
+    assert ended.view().state == "finished", ended.failure()
+    rows.assert_goes_on(stopped.output, in_table(rows)[len(before) :], path)
+    assert stopped.entries(CheckpointSkipped) == [newest.checkpoint]
+
+
+@pytest.mark.parametrize("with_savepoint", ["heap"], indirect=True)
+def test_what_restore_from_names_and_slots_find_damaged_fails_as_such(
+    with_savepoint: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not the job's own: there is nothing to go back to, and nobody is to be blamed but the file."""
+    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    with_savepoint.again()
+    savepoint = with_savepoint.rows.folder / "chk" / root_of(with_savepoint.newest)
+    flip(savepoint / "0.state")
+    other = CheckedRows(tmp_path, settings=dict(BACKENDS["heap"]))
+    ended = other.finish(restore_from=str(savepoint), restart=FixedDelay(attempts=3, delay_ms=10))
+    failure = ended.failure()
+    assert isinstance(failure, Damaged) and "0.state" in str(failure)
+    assert ended.view().generation == 1, "starting again cannot help"
+
+
 def refused(start: Callable[[], object]) -> str:
     with pytest.raises(Damaged) as caught:
         start()
@@ -356,19 +486,24 @@ def test_a_sink_that_cannot_take_back_makes_the_query_refuse_with_the_name_of_th
     assert any(goes_back)
 
 
-@pytest.mark.parametrize("in_memory", ["heap"], indirect=True)
+def in_table(rows: CheckedRows) -> list[Row]:
+    return read_memory_table(rows.sink_options["queryName"]).to_pylist()
+
+
+@pytest.mark.parametrize("in_memory", [*BACKENDS, *LOGS], indirect=True)
 def test_who_accepts_duplicates_gets_the_skipped_epochs_twice_and_nothing_else(in_memory: Stopped) -> None:
-    in_memory.again()
-    table = in_memory.rows.sink_options["queryName"]
-    damaged = in_memory.newest.slots[0].path
-    (in_memory.rows.folder / "chk" / damaged).unlink()
-    committed = Counter(row["v"] for row in read_memory_table(table).to_pylist())
-    ended: Coordinator = in_memory.rows.finish(rollback=SinkRollback.DUPLICATES_ALLOWED)
-    assert ended.view().state == "finished"
-    found = Counter(row["v"] for row in read_memory_table(table).to_pylist())
-    twice = {id for id, count in found.items() if count > 1}
-    assert set(found) == set(range(ROWS)) and max(found.values()) == 2
-    assert twice and twice <= set(committed), "only what was out already"
-    assert in_memory.entries(CheckpointSkipped) == [in_memory.newest.checkpoint]
-    assert in_memory.entries(RolledBack) == []
-    assert in_memory.entries(CheckpointCompleted)[-1] > in_memory.newest.checkpoint
+    twice = 0
+    for path, damage in zip(one_of_each_kind(in_memory), cycle(DAMAGES), strict=False):
+        in_memory.again()
+        damage(in_memory.rows.folder / "chk" / path)
+        usable = in_memory.usable_without(path)
+        assert usable is not None
+        before = in_table(in_memory.rows)
+        ended = in_memory.rows.finish(rollback=SinkRollback.DUPLICATES_ALLOWED)
+        assert ended.view().state == "finished", (path, ended.failure())
+        twice += in_memory.rows.assert_goes_on(in_memory.output, in_table(in_memory.rows)[len(before) :], path)
+        skipped = [each.checkpoint for each in in_memory.manifests if each.checkpoint > usable.checkpoint]
+        assert in_memory.entries(CheckpointSkipped) == skipped
+        assert in_memory.entries(RolledBack) == []
+        assert in_memory.entries(CheckpointCompleted)[-1] > in_memory.newest.checkpoint
+    assert twice, "what was out came once more"

@@ -17,6 +17,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import tidegate as tg
 from tests.chaos import job
 from tidegate.cli import check, running
+from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, JobFailure, OptionError, TidegateError
 
 pytestmark = pytest.mark.spark
@@ -334,6 +335,42 @@ def test_totals_by_name_go_on_in_a_changed_query(rows: Rows, tmp_path: Path) -> 
     changed = totals(once).select((F.col("total") + 0).alias("total"), "n", "k").where("k >= 0")
     query = writer(changed.select("k", "n", "total"), 3).trigger(availableNow=True).start()
     assert query.awaitTermination(PATIENCE_S), query.status
+    newest: dict[int, tuple[int, ...]] = {}
+    for row in rows.committed(tmp_path):  # each change is a row, with a higher count than the one before
+        newest[row[0]] = row
+    batch = rows.spark.read.schema(job.INPUT).parquet(str(rows.folder / "in")).groupBy("k")
+    assert sorted(newest.values()) == sorted(tuple(row) for row in batch.agg(F.count("*"), F.sum("v")).collect())
+
+
+def test_state_of_an_operator_that_is_gone_is_dropped_only_with_the_option(rows: Rows, tmp_path: Path) -> None:
+    def totals(df: DataFrame) -> DataFrame:
+        return tg.named(df.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total")), "totals")
+
+    def writer(df: DataFrame, slots: int, **options: Any) -> tg.DataStreamWriter:
+        return rows.writer_of(totals(df), tmp_path, slots=slots, **ADAPTIVE | options).outputMode("update")
+
+    def operators() -> set[str]:
+        """Those that have state in the newest checkpoint."""
+        plan = find_checkpoint(str(tmp_path / "chk")).read_manifest().plan
+        assert plan is not None
+        return {operator.name for operator in plan.operators}
+
+    stream = tg.named(rows.stream(), "orders")
+    query = writer(tg.named(stream.mapInArrow(slowly, job.INPUT).dropDuplicates(["v"]), "once"), 2).start()
+    until(lambda: completed(query) >= 2 and rows_read(query))
+    query.stop(savepoint=True)
+    assert operators() == {"once", "totals"}
+    before = rows.committed(tmp_path)
+    assert before, "stopped too early to say anything"
+
+    said = sentence_of(IncompatibleCheckpoint, writer(stream, 2).start)
+    assert "has state of 'once' (Deduplicate" in said and "which this query lacks" in said
+    assert ".option('restore.allowNonRestored', 'true')" in said
+    assert rows.committed(tmp_path) == before and operators() == {"once", "totals"}, "nothing has changed"
+
+    query = writer(stream, 3, **{"restore.allowNonRestored": "true"}).trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    assert operators() == {"totals"}
     newest: dict[int, tuple[int, ...]] = {}
     for row in rows.committed(tmp_path):  # each change is a row, with a higher count than the one before
         newest[row[0]] = row

@@ -12,16 +12,20 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
+from tidegate.model.ids import TaskId, VertexId
+from tidegate.operators.broadcast_state import decode_states
+from tidegate.state.codec import decode
 from tidegate.state.contract import ROCKSDB_SECTION
 from tidegate.storage.job_log import JobLog, newest_completed
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import open_store
-from tidegate.worker.restoring import stored_sections
+from tidegate.worker.restoring import StoredFiles, stored_sections
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ROWS = 1200
 KEYS = 13
+MARKS = 7
 EDGES = {"rebalance", "pointwise", "broadcast", "hash"}
 PATIENCE_S = 90.0
 OPTIONS = {
@@ -50,8 +54,9 @@ class Marks(tg.ConnectProcessor):
     def handleRight(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
             time.sleep(0.0005)
-            before = self.marks.getValue((row.mark % 7,)) if self.marks.containsKey((row.mark % 7,)) else (0,)
-            self.marks.updateValue((row.mark % 7,), (before[0] + 1,))
+            mark = (row.mark % MARKS,)
+            before = self.marks.getValue(mark) if self.marks.containsKey(mark) else (0,)
+            self.marks.updateValue(mark, (before[0] + 1,))
         return iter(())
 
     def close(self) -> None:
@@ -95,6 +100,20 @@ def has_rows_on_disk(folder: Path) -> bool:
     return any(name == ROCKSDB_SECTION for _, name in stored_sections(open_store(str(folder / "chk")), manifest))
 
 
+def marks_of_each_subtask(folder: Path) -> list[dict[int, int]]:
+    """How many of each there were, as its broadcast state has it at the end."""
+    manifest = newest(folder)
+    assert manifest is not None and manifest.plan is not None
+    files = StoredFiles(open_store(str(folder / "chk")), manifest)
+    (operator,) = [each for each in manifest.plan.operators if any(state.name == "marks" for state in each.states)]
+    found = []
+    for subtask in range(manifest.vertex_parallelism[operator.vertex]):
+        task = TaskId(VertexId(operator.vertex), subtask)
+        (section,) = files.sections_of(task, "broadcast", operator=operator.position)
+        found.append({decode(mark)[0]: decode(n)[0] for mark, n in decode_states(section)["marks"].items()})
+    return found
+
+
 def kinds_in_flight(manifest: Manifest) -> set[str]:
     """Of the edges that the checkpoint has captured rows of."""
     edges = {f"e{channel.channel.edge}" for channel in manifest.channels if channel.first < channel.n}
@@ -132,6 +151,7 @@ def test_two_to_four_to_three_slots_with_rows_in_flight_on_every_kind_of_edge(
     last = start(df, tmp_path, 3, backend)
     assert last.awaitTermination(PATIENCE_S)
     assert has_rows_on_disk(tmp_path) == (backend == "rocksdb")
+    assert marks_of_each_subtask(tmp_path) == [{mark: len(range(mark, ROWS, MARKS)) for mark in range(MARKS)}] * 3
     rows = [tuple(row.values()) for row in pq.read_table(tmp_path / "out").to_pylist()]
     assert len({row[:2] for row in rows}) == len(rows), "a group is given with the same count once"
     expected = {k: [i for i in range(ROWS) if i * 7 % KEYS == k] for k in range(KEYS)}

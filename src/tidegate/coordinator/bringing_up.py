@@ -117,11 +117,11 @@ class BringingUp:
 
     @property
     def restoring(self) -> CheckpointId | None:
-        """The job's own checkpoint, while slots read it."""
+        """The job's own checkpoint or savepoint, while slots read it."""
         if self._found is None or len(self._ready) == self._plan.parallelism:
             return None
         basis, _ = self._found
-        return basis.restored_checkpoint if basis.restore_location is None else None
+        return basis.restored_checkpoint if basis.is_own else None
 
     def next_deadline_ms(self) -> float:
         return self._deadline_ms

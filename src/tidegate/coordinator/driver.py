@@ -276,6 +276,8 @@ class Driver:
                 self._running.on_message(slot, message)
             case Failed(is_damage=True, message=text) if self._bringing_up.restoring is not None:
                 self._go_back(self._bringing_up.restoring, text)
+            case Failed(is_damage=True, message=text):
+                self._give_up(Damaged(text))
             case Failed(is_final=True, message=text):
                 self._give_up(EnvironmentProblem(text))
             case Failed(is_user_code=is_user_code, message=text, traceback=traceback):

@@ -25,9 +25,10 @@ class DroppedRows:
         self._count(edge, rows=element.rows.num_rows, size_bytes=element.rows.nbytes)
         return no_rows(edge.schema)
 
-    def unread(self, edge: Edge, stored_bytes: int) -> Batch:
-        """In place of an element that cannot be read."""
-        self._count(edge, unread_bytes=stored_bytes)
+    def unread(self, edge: Edge, counted_bytes: int) -> Batch:
+        """In place of an element that cannot be read; 0 if another slot counts it."""
+        if counted_bytes:
+            self._count(edge, unread_bytes=counted_bytes)
         return no_rows(edge.schema)
 
     def by_edge(self) -> tuple[DroppedOnEdge, ...]:

@@ -25,6 +25,7 @@ from tidegate.operators.rows_from_disk import RowsFromDisk
 from tidegate.operators.state_handles import decode_position
 from tidegate.operators.stored_group_values import group_columns
 from tidegate.operators.stored_rows import read_rows
+from tidegate.protocol.rescale import EdgeKind, EdgeShape, most_advanced_of
 from tidegate.state.codec import decode
 from tidegate.state.contract import ROCKSDB_SECTION, RestoredSection
 from tidegate.state.heap import read_section, section_name
@@ -33,6 +34,7 @@ from tidegate.state.timer_entries import decode_timer
 from tidegate.state.ttl import split_expiry
 from tidegate.storage.stored_plan import StoredEdge, StoredGroups, StoredOperator, StoredRows, UserState, decode_schema
 from tidegate.worker.captured import RECEIVED
+from tidegate.worker.captured_parts import in_flight_of
 from tidegate.worker.restoring import ChannelEnds, StoredFiles
 from tidegate.worker.state_backends import StateBackends, open_backends
 
@@ -56,8 +58,9 @@ def read_state(
     """What one subtask held of it, batch by batch; the last two columns are the key group and the subtask."""
     match state:
         case UserState(shape="broadcast"):
-            # The same in every subtask, so that one of them speaks for all.
-            return _broadcast_state(files, operator, state, subtask) if subtask == 0 else iter(())
+            # One speaks for all; those that are behind it have in flight what they have not applied.
+            shown = _most_advanced(files, operator)
+            return _broadcast_state(files, operator, state, subtask) if subtask == shown else iter(())
         case UserState():
             return _user_state(files, operator, state, subtask)
         case StoredRows():
@@ -164,6 +167,23 @@ def _broadcast_state(
                 pa.nulls(len(entries), pa.int32()),
                 _same(subtask, len(entries)),
             ]
+
+
+def _most_advanced(files: StoredFiles, operator: StoredOperator) -> int:
+    """The subtask whose broadcast state a restore with other slots would give to all."""
+    manifest = files.manifest
+    assert manifest.plan is not None, "an operator is known from it"
+    shapes = [
+        EdgeShape(
+            edge=EdgeId(edge.id),
+            kind=EdgeKind.BROADCAST,
+            senders=manifest.vertex_parallelism[edge.sender],
+            receivers=manifest.vertex_parallelism[edge.receiver],
+        )
+        for edge in manifest.plan.edges
+        if edge.receiver == operator.vertex and edge.kind == EdgeKind.BROADCAST.value
+    ]
+    return most_advanced_of(shapes, in_flight_of(manifest).values()) if shapes else 0
 
 
 def _rows(files: StoredFiles, operator: StoredOperator, state: StoredRows, subtask: int) -> Iterator[list[pa.Array]]:

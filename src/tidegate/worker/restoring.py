@@ -27,7 +27,6 @@ from tidegate.protocol.phases import phase_of
 from tidegate.protocol.recovery import CapturedRows
 from tidegate.protocol.rescale import (
     EdgeShape,
-    InFlight,
     Piece,
     keeps_channels,
     key_group_floors,
@@ -47,6 +46,7 @@ from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotF
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum, damaged
 from tidegate.storage.store import ReadableStore, Store
 from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
+from tidegate.worker.captured_parts import CapturedPart, StoredCapture, in_flight_of, without_rows
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
 from tidegate.worker.dropped_rows import DroppedRows, no_rows
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
@@ -154,26 +154,6 @@ class ChannelEnds:
     receiver: VertexId
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedPart:
-    """What one end of a channel stored of it; `file` of an element numbers `files`, or says that it lies `inline`."""
-
-    side: str
-    elements: list[StoredElement]
-    files: list[SharedFile]
-    inline: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCapture:
-    """An element that was in flight, from row `first_row` of it on."""
-
-    side: str
-    sequence: Sequence
-    element: NumberedElement
-    first_row: int
-
-
 class StoredFiles:
     """The files of one checkpoint, each read and checked once, when it is first needed."""
 
@@ -251,7 +231,7 @@ class StoredFiles:
                 if sequence != expected:
                     break
                 first_row = stored.row if sequence == stored.first else 0
-                left = _without_rows(decoded, first_row - element.first_row)
+                left = without_rows(decoded, first_row - element.first_row)
                 yield StoredCapture(part.side, sequence, left, first_row)
                 expected += 1
         if expected != stored.n:
@@ -306,12 +286,10 @@ class _Restoring:
         self._match = match
         self._slot = slot
         self._ranges = {stored.channel: stored for stored in files.manifest.channels}
-        self._in_flight = {
-            stored.channel: InFlight(channel=stored.channel, first=stored.first, row=stored.row, before=stored.n)
-            for stored in files.manifest.channels
-        }
+        self._in_flight = in_flight_of(files.manifest)
         self._known: list[tuple[ChannelId, Sequence, StoredAt]] = []
         self._known_files: dict[str, SharedFile] = {}
+        self._first_takers: dict[ChannelId, int] = {}  # receivers, by old channels
 
     def restore(self) -> SlotRestore:
         tasks: dict[TaskId, RestoredTask] = {}
@@ -322,6 +300,8 @@ class _Restoring:
                 tasks[TaskId(vertex.id, self._slot)] = self._task(vertex)
         for edge in self._plan.edges:
             pieces_of = self._pieces(edge)
+            for channel, piece in ((channel, piece) for channel, pieces in pieces_of.items() for piece in pieces):
+                self._first_takers.setdefault(piece.channel, channel.receiver)
             for channel, pieces in pieces_of.items():
                 if channel.receiver == self._slot:
                     recovered[channel] = self._recovered(edge, channel, pieces)
@@ -334,7 +314,7 @@ class _Restoring:
             known=self._known,
             recovered_bytes=sum(arrived.size_bytes for channel in recovered.values() for arrived in channel.elements),
             known_files=self._known_files,
-            dropped=() if self._dropped is None else self._dropped.by_edge(),
+            dropped=self._counted_here(),
         )
 
     # -- tasks
@@ -394,7 +374,6 @@ class _Restoring:
         """What `vertex` takes of the sections of `before`, by the positions of then."""
         old_parallelism = self._files.parallelism_of(before)
         parallelism = self._plan.parallelism_of(vertex.id)
-        everyone = range(old_parallelism)
         if old_parallelism == parallelism:
             keyed = union = split = range(self._slot, self._slot + 1)
         else:
@@ -404,7 +383,7 @@ class _Restoring:
                 old_parallelism=old_parallelism,
                 max_parallelism=self._plan.max_parallelism,
             )
-            union = split = everyone
+            union = split = range(old_parallelism)
         found: dict[int, list[RestoredSection]] = {}
         sources: list[tuple[SectionKind, range]] = [("state", keyed), ("union", union)]
         for kind, subtasks in [*sources, ("broadcast", self._broadcast_from(vertex, before))]:
@@ -424,20 +403,26 @@ class _Restoring:
 
     def _broadcast_from(self, vertex: Vertex, before: VertexId) -> range:
         chosen = self._broadcast_subtask(vertex.id)
+        if chosen is None and self._dropped is not None:
+            # Nobody is brought what it has not applied yet, so all go on from where one of them stands.
+            chosen = self._most_advanced(vertex.id)
         if chosen is None:
             # Each its own; without a broadcast edge all have the same, and a new subtask takes any of them.
             chosen = self._slot % self._files.parallelism_of(before)
         return range(chosen, chosen + 1)
 
     def _broadcast_subtask(self, vertex: VertexId) -> int | None:
-        """The old subtask whose broadcast state everybody takes, or None if each takes its own."""
-        edges = [
-            e for e in self._plan.edges if e.receiver == vertex and isinstance(e.partitioning, BroadcastPartitioning)
-        ]
-        shapes = [shape for edge in edges if (shape := self._old_shape(edge)) is not None]
-        if not shapes or all(self._has_same_shape(edge) for edge in edges):
-            return None
-        return most_advanced_of(shapes, self._in_flight.values())
+        """The old subtask whose part of a broadcast everybody takes, or None if each takes its own channels."""
+        are_kept = all(self._has_same_shape(edge) for edge in self._broadcast_edges(vertex))
+        return None if are_kept else self._most_advanced(vertex)
+
+    def _most_advanced(self, vertex: VertexId) -> int | None:
+        """Of the old subtasks, by what each had left of its broadcast edges; None if there were none."""
+        shapes = [shape for edge in self._broadcast_edges(vertex) if (shape := self._old_shape(edge)) is not None]
+        return most_advanced_of(shapes, self._in_flight.values()) if shapes else None
+
+    def _broadcast_edges(self, vertex: VertexId) -> list[Edge]:
+        return [edge for edge in self._plan.edges if edge.receiver == vertex and _is_broadcast(edge)]
 
     def _split(self, before: VertexId, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
         items: dict[tuple[int, str], list[list[bytes]]] = {}
@@ -476,8 +461,7 @@ class _Restoring:
         return self._has_same_shape(edge) and self._broadcast_from_of(edge) is None
 
     def _broadcast_from_of(self, edge: Edge) -> int | None:
-        is_broadcast = isinstance(edge.partitioning, BroadcastPartitioning)
-        return self._broadcast_subtask(edge.receiver) if is_broadcast else None
+        return self._broadcast_subtask(edge.receiver) if _is_broadcast(edge) else None
 
     def _pieces(self, edge: Edge) -> dict[ChannelId, tuple[Piece, ...]]:
         old = self._old_shape(edge)
@@ -526,6 +510,19 @@ class _Restoring:
     def _restored(self, edge: Edge, element: NumberedElement) -> NumberedElement:
         return element if self._dropped is None else self._dropped.without_rows(edge, element)
 
+    def _counted_here(self) -> tuple[DroppedOnEdge, ...]:
+        """What this slot has dropped, but rows of a broadcast only once in all slots: each is lost once."""
+        if self._dropped is None:
+            return ()
+        edges = {edge.id: edge for edge in self._plan.edges}
+        return tuple(lost for lost in self._dropped.by_edge() if self._slot == self._counting_slot(edges[lost.edge]))
+
+    def _counting_slot(self, edge: Edge) -> int | None:
+        if not _is_broadcast(edge):
+            return self._slot
+        # New channels have the same for all. Of kept ones, those of the subtask whose state all take have what is lost.
+        return self._most_advanced(edge.receiver) if self._keeps_channels(edge) else 0
+
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
         before = self._match.ways[edge.id]
@@ -535,7 +532,9 @@ class _Restoring:
         if self._keeps_channels(edge) and before.id == edge.id and dropped is None:
             for part in parts:
                 self._known += referable(stored.channel, part.elements, part.files)
-        instead = None if dropped is None else lambda element: dropped.unread(edge, element.length)
+        # Whoever takes a part of a channel finds the same that cannot be read: one of them counts it.
+        is_counted = self._first_takers[stored.channel] == self._slot
+        instead = None if dropped is None else lambda found: dropped.unread(edge, found.length if is_counted else 0)
         for captured in self._files.captured_elements(stored, parts, edge.schema, instead=instead):
             yield captured.sequence, captured.element, captured.first_row
 
@@ -556,6 +555,10 @@ def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan, match: Pla
     if len(stored) == parallelism:
         return stored
     return open_source(vertex.source).redistribute(stored, parallelism=parallelism)
+
+
+def _is_broadcast(edge: Edge) -> bool:
+    return isinstance(edge.partitioning, BroadcastPartitioning)
 
 
 def _open(store: ReadableStore, file: SlotFile) -> StateFile:
@@ -579,12 +582,6 @@ def _restored(stored: StoredSection) -> RestoredSection:
 def plain_name(key: SectionKey) -> str:
     """As its operator knows it, which may have several of one name."""
     return key.name.rpartition(PART_MARK)[0]
-
-
-def _without_rows(element: NumberedElement, done_rows: int) -> NumberedElement:
-    if done_rows and isinstance(element, Batch):
-        return Batch(element.rows.slice(done_rows))
-    return element
 
 
 def _rows_of(element: NumberedElement, edge: Edge, piece: Piece, *, max_parallelism: int) -> NumberedElement:
