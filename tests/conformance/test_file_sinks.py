@@ -15,7 +15,7 @@ import pytest
 from tests.conformance.test_file_formats import sink_of, visible_files
 from tidegate.connectors import beside_loop, file_sink, partition_folders
 from tidegate.connectors.committable import FileCommittable
-from tidegate.connectors.partition_folders import RowsByFolder, rows_by_folder
+from tidegate.connectors.partition_folders import Folders, RowsByFolder
 from tidegate.connectors.sink_encodings import ParquetEncoding
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation
@@ -107,7 +107,7 @@ def test_many_values_in_many_partition_columns_keep_their_folders_apart() -> Non
     count = 7000
     columns = {f"k{c}": pa.array([f"{i * (c + 1) % count}" for i in range(count)]) for c in range(6)}
     rows = pa.RecordBatch.from_pydict({**columns, "id": pa.array(range(count), pa.int64())})
-    split = rows_by_folder(rows, list(columns), zone="UTC")
+    split = Folders(list(columns), zone="UTC").of_first_rows(rows, count)
     found = {part.column("id")[0].as_py(): folder for folder, part in split.parts()}
     assert found == {i: "".join(f"k{c}={i * (c + 1) % count}/" for c in range(6)) for i in range(count)}
 
@@ -119,18 +119,20 @@ def test_the_end_of_an_epoch_looks_only_at_the_last_rows_for_their_folders(
     writer = sink_of("parquet", tmp_path, partitionBy="text").writer(task=FIRST, generation=Generation(1))
     looked_at: list[int] = []
 
-    def noting(rows: pa.RecordBatch, *args: Any, **kwargs: Any) -> RowsByFolder:
-        looked_at.append(rows.num_rows)
-        return rows_by_folder(rows, *args, **kwargs)
+    of_first_rows = Folders.of_first_rows
 
-    monkeypatch.setattr(partition_folders, "rows_by_folder", noting)
+    def noting(self: Folders, rows: pa.RecordBatch, most_folders: int) -> RowsByFolder:
+        looked_at.append(rows.num_rows)
+        return of_first_rows(self, rows, most_folders)
+
+    monkeypatch.setattr(Folders, "of_first_rows", noting)
     monkeypatch.setattr(partition_folders, "_BLOCK_ROWS", 100)
     for _ in range(25):
         writer.write(partitioned_rows(30, 3))
     before = len(looked_at)
     prepared = writer.prepare(CheckpointId(1))
     assert looked_at[before:] == [25 * 30 % 120]
-    monkeypatch.setattr(partition_folders, "rows_by_folder", None)
+    monkeypatch.setattr(Folders, "of_first_rows", None)
     prepared.make_durable()
     read = sorted(pq.ParquetFile(path).metadata.num_rows for path in (tmp_path / file_sink.HIDDEN).glob("*.parquet"))
     assert read == [250, 250, 250]
@@ -243,7 +245,7 @@ def test_what_was_taken_apart_counts_again_as_gathered() -> None:
     gathered.add(rows)
     assert (gathered.size_bytes, gathered.counts()) == (rows.nbytes, {"text=a/": 6})
     assert gathered.earlier is not None
-    gathered.earlier.set_result(rows_by_folder(rows, ("text",), zone="UTC"))
+    gathered.earlier.set_result(Folders(("text",), zone="UTC").of_first_rows(rows, 1))
     gathered.add(rows)
     assert (gathered.size_bytes, gathered.counts()) == (3 * rows.nbytes, {"text=a/": 9})
     assert gathered.whole().rows.num_rows == 9

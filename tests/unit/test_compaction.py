@@ -246,21 +246,21 @@ class Sessions:
 
 def test_sessions_that_are_over_are_left_behind_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions()
-    linked: list[int] = []
-    link = session_compaction.Sessions._link
+    added: list[int] = []
+    add = session_compaction.Sessions.add_closed_up
 
-    def counting(self: Any, slots: Any) -> None:
-        linked.append(len(slots))
-        link(self, slots)
+    def counting(self: Any, keys: Any, starts_us: Any) -> None:
+        added.append(len(keys))
+        add(self, keys, starts_us)
 
-    monkeypatch.setattr(session_compaction.Sessions, "_link", counting)
+    monkeypatch.setattr(session_compaction.Sessions, "add_closed_up", counting)
     before_bytes = sessions.running.operator.state_bytes()
     steps = 1
     while sessions.fire():
         steps += 1
     # Keys in use, keys, two arrays of ends and flags, of counts and sums, their numbers, sessions.
     assert steps > 5 * (100 // COPIED)
-    assert max(linked) == COPIED and sum(linked) == 100
+    assert max(added) == COPIED and sum(added) == 100
     assert sessions.running.operator.state_bytes() < before_bytes / 2
     assert len(sessions.running.taken()) == 150
     between = [(f"left {number}", (89, 96), 1) for number in range(50)]

@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.model.errors import UnsupportedPlan
 from tidegate.operators import columnar, key_table
-from tidegate.operators.columnar import AppendedArray, GrowingArray, KeyIndex
+from tidegate.operators.columnar import AppendedArray, GrowingArray, KeyIndex, VariableKeys
 from tidegate.operators.key_table import KeyTable
 
 
@@ -75,6 +75,76 @@ def test_lists_are_keys_by_their_elements(kind: pa.DataType, classes: list[list[
     assert [str(each) for each in gathered.to_pylist()] == [str(values[numbers.index(number)]) for number in expected]
     kept = index.kept(np.arange(1, index.count))
     assert kept.find_or_add(rows.slice(3)).max() == index.count - 1
+
+
+@pytest.fixture
+def compared_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is taken of stored keys to be compared, each time."""
+    found: list[int] = []
+    equal = VariableKeys.equal
+
+    def noted(self: VariableKeys, slots: Any, rows: Any, which: Any) -> Any:
+        found.append(int(self.bytes_of(slots).sum()))
+        return equal(self, slots, rows, which)
+
+    monkeypatch.setattr(VariableKeys, "equal", noted)
+    return found
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.string()], ids=str)
+def test_a_long_key_is_compared_with_no_row_of_another(kind: pa.DataType, compared_bytes: list[int]) -> None:
+    def key_of(number: int, length: int) -> Any:
+        return [float(number)] * length if pa.types.is_list(kind) else f"{number:08d}" * length
+
+    index = KeyIndex([pa.int64(), kind])
+    long, short = key_of(1, 10_000), [key_of(number, 1) for number in range(2, 500)]
+    known: dict[str, int] = {}
+    for keys in ([long], [long, *short], [long, *short, long]):
+        rows = pa.RecordBatch.from_arrays([pa.array([7] * len(keys)), pa.array(keys, kind)], names=["n", "key"])
+        compared_bytes.clear()
+        slots = index.find_or_add(rows).tolist()
+        assert all(known.setdefault(str(key), slot) == slot for key, slot in zip(keys, slots, strict=True))
+        # The rows have as much themselves, and each list a little beside its elements.
+        assert sum(compared_bytes) <= 2 * rows.nbytes
+    assert sorted(known.values()) == list(range(499))
+
+
+def test_keys_whose_hashes_are_all_the_same_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, compared_bytes: list[int]
+) -> None:
+    monkeypatch.setattr(columnar, "hash_rows", lambda rows, key_count: np.zeros(rows.num_rows, dtype=np.uint64))
+    keys = [(number, text) for number in (None, 0, 1, 2) for text in (None, "", "a", "long" * 1_000)]
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(len(keys)), 4)).tolist()
+    numbers, texts = (pa.array([keys[at][column] for at in order], kind) for column, kind in enumerate(KINDS))
+    index = KeyIndex(KINDS)
+    rows = pa.RecordBatch.from_arrays([numbers, texts], names=["n", "text"])
+    for start in (0, 0, 5):
+        compared_bytes.clear()
+        slots = index.find_or_add(rows.slice(start)).tolist()
+        assert len(set(zip(slots, order[start:], strict=True))) == index.count == len(keys)
+    # Texts are compared of those whose numbers are the same: one in four.
+    assert sum(compared_bytes) < len(keys) * rows.nbytes / 3
+
+
+KINDS = [pa.int64(), pa.string()]
+
+
+def test_what_keys_have_in_arrays_and_strings_is_known_unless_all_are_short() -> None:
+    index = KeyIndex([pa.int64(), pa.list_(pa.int64()), pa.string()])
+
+    def add(lists: list[Any], texts: list[Any]) -> None:
+        columns = [pa.array([1] * len(lists)), pa.array(lists, pa.list_(pa.int64())), pa.array(texts)]
+        index.find_or_add(pa.RecordBatch.from_arrays(columns, names=["n", "lists", "texts"]))
+
+    add([[1], None], ["a", None])
+    assert (index.variable_bytes(), index.variable_bytes(np.array([1, 0]))) == (None, None)
+    add([[1] * 100, [1]], ["b", "a" * 200])
+    found = index.variable_bytes()
+    assert found is not None and found.sum() == index.variable_size_bytes()
+    assert found[0] < 32 and 800 < found[2] < 1_000 and 200 < found[3] < 232
+    chosen = index.variable_bytes(np.array([3, 3, 0]))
+    assert chosen is not None and chosen.tolist() == found[[3, 3, 0]].tolist()
+    assert index.kept(np.array([0, 1])).variable_bytes() is None
 
 
 def test_maps_are_no_keys_wherever_they_are() -> None:

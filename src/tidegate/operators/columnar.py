@@ -44,6 +44,8 @@ _LAST_PART = 4
 _LEAST_MOVED_VALUES = 1 << 12
 # Numbers below this are put in order without comparing them.
 _RADIX_SORTED = 1 << 16
+# What keys have in arrays, strings and bytes does not count up to here: 65,536 of them have no more than 2 MiB.
+SHORT_KEY_BYTES = 32
 # Types in which Arrow keeps strings and bytes as offsets into one piece of memory.
 _OFFSET_TYPES: dict[pa.DataType, type[np.signedinteger[Any]]] = {
     pa.string(): np.int32,
@@ -254,6 +256,7 @@ class VariableKeys:
         self._offsets: AppendedArray[np.int64] = AppendedArray(np.int64)
         self._offsets.grow_to(1)
         self._data: AppendedArray[np.uint8] = AppendedArray(np.uint8)
+        self.longest_bytes = 0
 
     def read(self, column: pa.Array) -> KeyColumn:
         return KeyColumn(as_large_binary(column), validity_of(column))
@@ -268,6 +271,7 @@ class VariableKeys:
         offsets = np.frombuffer(added.buffers()[1], dtype=np.int64)[added.offset : added.offset + len(added) + 1]
         if offsets[-1] > offsets[0]:
             data = np.frombuffer(added.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
+            self.longest_bytes = max(self.longest_bytes, int(np.diff(offsets).max()))
             self._offsets.append(offsets[1:] - offsets[0] + self._data.count)
             self._data.append(data)
         else:
@@ -290,6 +294,15 @@ class VariableKeys:
 
     def size_bytes(self) -> int:
         return self._offsets.used.nbytes + self._data.used.nbytes
+
+    def data_bytes(self) -> int:
+        """Of all that were added, without what each takes anyway."""
+        return self._data.count
+
+    def bytes_of(self, slots: Slots | None) -> Slots:
+        """The lengths of these, or of all."""
+        offsets = self._offsets.used
+        return np.diff(offsets) if slots is None else offsets[slots + 1] - offsets[slots]
 
     def _range(self, slots: slice, valid: Flags, offset_type: type[np.signedinteger[Any]]) -> pa.Array:
         """Refers to the bytes that are here, which do not change."""
@@ -384,6 +397,18 @@ class KeyIndex:
     def size_bytes(self) -> int:
         return self._hashes.used.nbytes + sum(keys.size_bytes() for keys in self._columns)
 
+    def variable_bytes(self, slots: Slots | None = None) -> Slots | None:
+        """What the keys of these slots, or all, have in arrays, strings and bytes; None if all of them are short."""
+        columns = [keys for keys in self._columns if isinstance(keys, VariableKeys)]
+        if sum(keys.longest_bytes for keys in columns) <= SHORT_KEY_BYTES:
+            return None
+        total: Slots = np.sum([keys.bytes_of(slots) for keys in columns], axis=0)
+        return total
+
+    def variable_size_bytes(self) -> int:
+        """The same of all keys together, however short they are."""
+        return sum(keys.data_bytes() for keys in self._columns if isinstance(keys, VariableKeys))
+
     def _advance(self, places: Slots, rows: Slots, hashes: Hashes) -> None:
         """Moves rows on to the first place that is free or holds a key of the same hash."""
         table = self.table.now
@@ -417,11 +442,18 @@ class KeyIndex:
         matches &= slots != FREE
         if not matches.any():
             return matches
+        # None if all are left. No other row is compared: one long key would be copied for each row that has another.
+        left = None if matches.all() else np.flatnonzero(matches)
         for stored, valid, has_nulls, rows in zip(self._columns, self._valid, self._has_nulls, keys, strict=True):
-            inside = slots if matches.all() else np.where(matches, slots, 0)
-            matches &= stored.equal(inside, rows, which)
+            at, of = (slots, which) if left is None else (slots[left], left if which is None else which[left])
+            same = stored.equal(at, rows, of)
             if rows.valid is not None or has_nulls:
-                matches &= valid.used[inside] == (True if rows.valid is None else _chosen(rows.valid, which))
+                same &= valid.used[at] == (True if rows.valid is None else _chosen(rows.valid, of))
+            if not same.all():
+                left = np.flatnonzero(same) if left is None else left[same]
+        if left is not None:
+            matches[:] = False
+            matches[left] = True
         return matches
 
     def _add(self, rows: Slots, places: Slots, hashes: Hashes, keys: Sequence[KeyColumn]) -> bool:

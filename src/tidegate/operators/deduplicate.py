@@ -172,7 +172,7 @@ class DeduplicateOperator:
             columns = [*index.gather(live[part]), fixed_array(pa.int64(), times[part], None)]
             return pa.RecordBatch.from_arrays(columns, schema=self._format.schema), hashes[live[part]]
 
-        return self._format.sections(read, len(live), self._context)
+        return self._format.sections(read, len(live), self._context, index.variable_bytes(live))
 
     def _log_now(self) -> LoggedRows | None:
         """Not while keys are left behind, which would not know of what is taken."""
@@ -211,7 +211,7 @@ class DeduplicateOperator:
         return lambda part: [*index.gather(slots[part]), fixed_array(pa.int64(), times[part], None)]
 
     def array_bytes(self, slots: Slots) -> Slots | None:
-        return None
+        return self._index.variable_bytes(slots)
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""

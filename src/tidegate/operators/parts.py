@@ -26,3 +26,9 @@ def parts_of(row_count: int, most_rows: int, array_bytes: Slots | None) -> Itera
             stop = start + max(1, fitting)
         yield slice(start, stop)
         start = stop
+
+
+def summed(*array_bytes: Slots | None) -> Slots | None:
+    """What each row has in several columns, or groups of them; None where none of those has any."""
+    counted = [each for each in array_bytes if each is not None]
+    return np.sum(counted, axis=0) if counted else None

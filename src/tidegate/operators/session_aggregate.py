@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.operators import parts
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.aggregate import EMIT_BATCH_ROWS, fired_at_once, plain_type, stays_because
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots, fixed_array
@@ -141,7 +142,7 @@ class SessionAggregateOperator:
             return True
         if not self._calls.has_tidied_up():
             return True
-        count = fired_at_once(max_timers, self._calls, self._sessions.count)
+        count = self._fired_at_once(max_timers)
         found = self._expiry.finished(count, lambda part: self._index.hashes[self._sessions.keys.used[part]])
         if len(found.slots):
             if self._on_disk is not None:
@@ -160,6 +161,11 @@ class SessionAggregateOperator:
             self._begin_compaction()
             return True
         return self._on_disk is not None and self._has_brought_due(self._on_disk, count)
+
+    def _fired_at_once(self, max_timers: int) -> int:
+        # A key is stored once, and comes out with each of its sessions.
+        key_bytes = self._index.variable_size_bytes() * self._sessions.count // max(1, self._index.count)
+        return fired_at_once(max_timers, self._calls, self._sessions.count, key_bytes)
 
     def _has_brought_due(self, disk: SessionsOnDisk, most: int) -> bool:
         """Whether there may be sessions in memory now that have ended."""
@@ -199,7 +205,7 @@ class SessionAggregateOperator:
             row_format(self._stored_schema),
             self._context,
             frozen=self._frozen,
-            array_bytes=self._calls.array_bytes,
+            array_bytes=self._array_bytes,
         )
 
     def _log_now(self) -> LoggedSessions | None:
@@ -225,8 +231,11 @@ class SessionAggregateOperator:
             live,
             self._stored_schema,
             self._context,
-            self._calls.array_bytes(),
+            parts.summed(index.variable_bytes(keys), self._calls.array_bytes()),
         )
+
+    def _array_bytes(self, slots: Slots) -> Slots | None:
+        return parts.summed(self._index.variable_bytes(self._sessions.keys.used[slots]), self._calls.array_bytes(slots))
 
     def _frozen(self, slots: Slots) -> ReadPart:
         index, calls, window_type = self._index, self._calls.freeze(slots), self._window_type

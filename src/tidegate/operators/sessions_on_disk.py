@@ -155,7 +155,7 @@ class SessionsOnDisk:
             leaving = part[self._places.used[part] == _LEAVES]
             if len(leaving) == 0:
                 continue
-            slots = _sessions_of(leaving, sessions, live)
+            slots = sessions.of_keys(leaving, live)
             columns, _ = copy(slots)(slice(0, len(slots)))
             self._put_away(index, sessions.keys.used[slots], columns)
             written.append(slots)
@@ -225,12 +225,6 @@ class SessionsOnDisk:
         windows = lists.values.field(0)
         first: npt.NDArray[np.int64] = np.minimum.reduceat(end_of(windows), _offsets_of(lists)[:-1])
         return first
-
-
-def _sessions_of(keys: Slots, sessions: Sessions, live: Flags) -> Slots:
-    """Their live sessions, of which each has some, in the order of keys."""
-    slots = sessions.of_keys(keys, live)
-    return slots[np.argsort(sessions.keys.used[slots], kind="stable")]
 
 
 def away_schema(stored: pa.Schema, key_count: int) -> pa.Schema:

@@ -13,6 +13,7 @@ from tidegate.operators.accumulators.contract import Accumulator, Frozen
 from tidegate.operators.accumulators.distinct import DistinctRows, FreshRows
 from tidegate.operators.accumulators.grouped_entries import GroupedEntries
 from tidegate.operators.columnar import GrowingArray, Slots, slots_array
+from tidegate.operators.parts import summed
 from tidegate.plan.expressions import Expression
 from tidegate.plan.kernels import compile_expression
 from tidegate.plan.key_groups import fixed_values_of, validity_of
@@ -109,12 +110,14 @@ class CallStates:
 
     def array_bytes(self, slots: Slots | None = None) -> Slots | None:
         """About what these slots, or all, hold in arrays and for DISTINCT; None if no call does."""
-        by_call = [each.bytes_of(slots) for each in self._entries()]
-        return np.sum(by_call, axis=0) if by_call else None
+        return summed(*(each.bytes_of(slots) for each in self._entries()))
 
-    def slots_with_bytes(self, slot_count: int, size_bytes: int) -> int | None:
-        """How many of so many slots hold about so much in arrays and for DISTINCT; None if all hold less."""
-        held_bytes = sum(each.size_bytes() for each in self._entries())
+    def slots_with_bytes(self, slot_count: int, size_bytes: int, *, key_bytes: int = 0) -> int | None:
+        """How many of so many slots hold about so much in arrays and for DISTINCT; None if all hold less.
+
+        `key_bytes`: what the keys of all have in arrays and strings, which counts too.
+        """
+        held_bytes = key_bytes + sum(each.size_bytes() for each in self._entries())
         return None if held_bytes <= size_bytes else max(1, slot_count * size_bytes // held_bytes)
 
     def restore(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
