@@ -26,6 +26,7 @@ from tidegate.connectors.range_source import (
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Scan
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.source_suite import SourceRun, SourceSuite
 
 SCHEMA = pa.schema([("v", pa.int64())])
@@ -318,3 +319,95 @@ def test_a_range_that_was_begun_before_a_restore_is_still_amid() -> None:
         restored.restore(state)
         assert restored.is_amid_batch()
         restored.close()
+
+
+def lags_of(run: SourceRun) -> list[float | None]:
+    return [reader.lag_ms() for reader in run.readers if isinstance(reader, RangeReader)]
+
+
+def test_the_lag_is_the_age_of_the_oldest_range_that_is_not_read_whole() -> None:
+    clock = ManualClock()
+    source = dataclasses.replace(source_of(Numbers(total=10, step=10)), clock=clock)
+    run = SourceRun(source, 1, available_now=False)
+    assert lags_of(run) == [0.0], "nothing is there"
+    assert isinstance(run.enumerator, RangeEnumerator)
+    opened = run.enumerator._opened()
+    assert isinstance(opened, Numbers)
+    run.discover()
+    clock.advance(700)
+    opened.total = 20
+    run.discover()
+    clock.advance(300)
+    assert lags_of(run) == [1000.0]
+    while len(run.rows) < 9:
+        run.poll(0, 1)
+    assert lags_of(run) == [1000.0], "a row of the first is left"
+    while len(run.rows) < 11:
+        run.poll(0, 1)
+    assert lags_of(run) == [300.0]
+    while run.poll(0):
+        pass
+    clock.advance(5000)
+    assert lags_of(run) == [0.0]
+    run.close()
+
+
+def test_the_lag_goes_on_after_a_restore_at_another_parallelism() -> None:
+    clock = ManualClock()
+    source = dataclasses.replace(source_of(Numbers(total=20, step=20)), clock=clock)
+    run = SourceRun(source, 1)
+    run.discover()
+    clock.advance(400)
+    run.poll(0, 3)
+    states = source.redistribute(run.snapshot(), parallelism=2)
+    run.close()
+    clock.advance(600)
+    after = SourceRun(source, 2, states=states)
+    assert lags_of(after) == [1000.0, 1000.0]
+    after.drain()
+    assert lags_of(after) == [0.0, 0.0]
+    after.close()
+
+
+def test_a_range_whose_split_was_on_its_way_at_the_checkpoint_keeps_its_age() -> None:
+    clock = ManualClock()
+    source = dataclasses.replace(source_of(Numbers(total=20, step=20)), clock=clock)
+    run = SourceRun(source, 2)
+    for assignment in run.enumerator.discover():
+        if assignment.subtask == 0:
+            run.readers[0].add_splits([assignment.split])
+    clock.advance(250)
+    after = SourceRun(source, 2, states=run.snapshot())
+    run.close()
+    after.discover()
+    assert lags_of(after) == [250.0, 250.0]
+    after.close()
+
+
+def test_a_clock_that_is_behind_the_drivers_gives_no_negative_lag() -> None:
+    ahead, behind = ManualClock(wall_start_ms=10_000), ManualClock(wall_start_ms=9_000)
+    source = source_of(Numbers(total=10, step=10))
+    enumerator = dataclasses.replace(source, clock=ahead).enumerator(parallelism=1, available_now=True)
+    reader = dataclasses.replace(source, clock=behind).reader(subtask=0, parallelism=1)
+    reader.add_splits([assignment.split for assignment in enumerator.discover()])
+    assert reader.lag_ms() == 0.0
+    behind.advance(1_500)
+    assert reader.lag_ms() == 500.0
+
+
+def test_a_range_stored_without_its_time_tells_no_lag() -> None:
+    class BeforeTimes(msgspec.Struct):
+        """As ranges were stored first."""
+
+        number: int
+        start: str
+        end: str
+        partitions: list[bytes]
+
+    stream = Numbers(total=10, step=10)
+    unread = {"range": BeforeTimes(0, "0", "10", stream.partitions("0", "10")), "next_rows": {0: 3}}
+    run, _ = run_of(stream, 1, states=[msgspec.msgpack.encode({"floor": 0, "ranges": [unread]})])
+    assert lags_of(run) == [None]
+    assert sorted(run.drain()) == [(i,) for i in range(3, 10)]
+    assert lags_of(run) == [0.0]
+    run.close()

@@ -1,5 +1,7 @@
 """What Spark has staged as a source: what every source promises, and what a staging folder promises."""
 
+import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,12 @@ import pytest
 
 from tidegate.connectors import staged_source
 from tidegate.connectors.contract import Source
+from tidegate.connectors.range_source import RangeReader, RangeSource
 from tidegate.connectors.registry import open_source
 from tidegate.connectors.staged_source import OpenStaging, StagingFolder
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
 from tidegate.plan.nodes import Scan
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.source_suite import SourceRun, SourceSuite
 
 SCHEMA = pa.schema([("v", pa.int64()), ("v", pa.string())])
@@ -170,3 +174,25 @@ def test_the_feed_pauses_while_nobody_reads(tmp_path: Path) -> None:
     assert feed.is_paused
     stream.latest_offset(stream.initial_offset())
     assert not feed.is_paused
+
+
+def test_the_lag_counts_from_when_a_batch_was_staged_however_late_it_is_found(tmp_path: Path) -> None:
+    folder, _ = staging_of(tmp_path)
+    clock = ManualClock()
+    for batch, age_s in enumerate((60, 20)):
+        stage(folder, batch, (10 * batch, 5))
+        staged_s = clock.wall_ms() // 1000 - age_s
+        os.utime(tmp_path / "batches" / f"{batch}.json", (staged_s, staged_s))
+    source = source_of(tmp_path)
+    assert isinstance(source, RangeSource)
+    run = SourceRun(dataclasses.replace(source, clock=clock), 1)
+    run.discover()
+    (reader,) = run.readers
+    assert isinstance(reader, RangeReader)
+    assert reader.lag_ms() == 60_000.0
+    while len(run.rows) < 6:
+        run.poll(0, 1)
+    assert reader.lag_ms() == 20_000.0
+    run.drain()
+    assert reader.lag_ms() == 0.0
+    run.close()

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.job import CheckpointFollower
 from tidegate.model.errors import UserCodeFailure
+from tidegate.model.ids import CheckpointId
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Project, Scan, Sink, TransformWithState
@@ -55,6 +57,7 @@ def job(
     restore_from: str | None = None,
     heap_snapshots: HeapSnapshots = HeapSnapshots.INCREMENTAL,
     changelog_image_interval_ms: float | None = None,
+    followers: tuple[CheckpointFollower, ...] = (),
 ) -> Coordinator:
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
@@ -87,7 +90,7 @@ def job(
         available_now=True,
     )
     code = NamedUserCode(processors={"count": lambda: CountingProcessor(before_row=before_row)})
-    started = replace(spec, restore_from=restore_from)
+    started = replace(spec, restore_from=restore_from, followers=followers)
     return Coordinator(started, open_store(str(folder / location)), ThreadLauncher(code), versions={})
 
 
@@ -179,9 +182,29 @@ def test_a_stopped_job_goes_on_where_its_last_checkpoint_was(folder: Path, switc
     assert committed(folder) == golden()
 
 
+@dataclass
+class Together:
+    """How many checkpoints were under way with each one that was triggered, itself included."""
+
+    under_way: set[CheckpointId] = field(default_factory=set)
+    counts: list[int] = field(default_factory=list)
+
+    def on_triggered(self, checkpoint: CheckpointId) -> None:
+        self.under_way.add(checkpoint)
+        self.counts.append(len(self.under_way))
+
+    def on_reached_all(self, checkpoint: CheckpointId) -> None: ...
+
+    def on_settled(self, checkpoint: CheckpointId) -> None:
+        self.under_way.remove(checkpoint)
+
+
 def test_several_unaligned_checkpoints_at_once(folder: Path) -> None:
-    coordinator = job(folder, interval_ms=5, max_concurrent=3, before_row=slow(0.0005))
+    together = Together()
+    coordinator = job(folder, interval_ms=5, max_concurrent=3, before_row=slow(0.0005), followers=(together,))
     run(coordinator)
+    assert 2 <= max(together.counts) <= 3 and together.under_way == set()
+    assert any(c.kind == "unaligned" for c in coordinator.view().checkpoints)
     assert committed(folder) == golden()
 
 

@@ -41,6 +41,10 @@ def looked_up(row: Row) -> Row:
     return Row(name=row.user.upper(), id=row.id, twice=row.id * 2)
 
 
+async def awaited(row: Row) -> Row:
+    return Row(name=row.user.upper(), id=row.id, twice=row.id * 2)
+
+
 SCHEMA = "id long, name string, twice long"
 EXPECTED = [(n, f"U{n % 7}", 2 * n) for n in range(ROWS)]
 
@@ -60,6 +64,12 @@ def test_it_composes_with_what_stands_before_and_behind(numbers: DataFrame) -> N
     waited = tg.async_map(numbers.where("id % 2 = 0"), looked_up, SCHEMA, capacity=8, ordered=False)
     found = rows_of(waited.where("twice > 100").select("id"))
     assert sorted(found) == [(n,) for n in range(ROWS) if n % 2 == 0 and 2 * n > 100]
+
+
+def test_who_says_how_the_function_is_called_gets_the_same(numbers: DataFrame) -> None:
+    in_threads = tg.async_map(numbers.where("id < 20"), looked_up, SCHEMA, capacity=5, blocking=True)
+    on_a_loop = tg.async_map(numbers.where("id < 20"), awaited, SCHEMA, capacity=5, blocking=False)
+    assert sorted(rows_of(in_threads)) == sorted(rows_of(on_a_loop)) == EXPECTED[:20]
 
 
 def test_a_row_may_give_none_or_several(numbers: DataFrame) -> None:
@@ -218,6 +228,9 @@ def test_behind_an_aggregation_in_update_mode_it_is_refused(numbers: DataFrame, 
         ({"timeout": "soon"}, "not a quantity"),
         ({"timeout": 0}, "timeout 0"),
         ({"fn": 5}, "needs a function"),
+        ({"blocking": False}, "blocking=False, and 'looked_up' is a plain function, which is called in threads: leave"),
+        ({"blocking": True, "fn": awaited}, "blocking=True, and 'awaited' is an async def, which is awaited: leave"),
+        ({"blocking": 1}, "blocking=1: write True or False"),
     ],
 )
 def test_wrong_arguments_are_named(numbers: DataFrame, change: dict[str, Any], message: str) -> None:

@@ -1,7 +1,9 @@
 """What Tidegate cannot read or compute itself, Structured Streaming ingests: exactly once, across failures too."""
 
 import contextlib
+import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,36 @@ def test_a_source_without_a_connector_waits_while_too_much_is_staged_and_what_is
     assert ingest["name"].endswith("source-0") and ingest["stagedBytes"] >= 0 and ingest["pausedMs"] >= 0
     # Three batches of some 40 KiB: two may be needed by what is retained, one is on its way.
     assert max(sizes) < 8 * 64 * 1024
+
+
+def test_spark_waits_for_a_checkpoint_that_is_late_although_little_is_staged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(0.5)  # a barrier waits for it, five intervals long
+            yield batch
+
+    df = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 500).option("numPartitions", 1).load()
+    overloaded = df.repartition(2).mapInArrow(slow, df.schema)
+    options = {"checkpoint.unaligned": "false", "ingest.maxStaged": "1GiB", "ui.port": "0"}
+    query = writer(overloaded, tmp_path).format("noop").option("path", None).options(**options).start()
+
+    def ingested() -> dict[str, Any]:
+        return ((query.lastProgress or {}).get("ingest") or [{"pausedMs": 0}])[0]
+
+    def metrics() -> dict[str, float]:
+        with urllib.request.urlopen(f"{query.url}/metrics", timeout=20) as answer:
+            text = answer.read().decode()
+        found = re.findall(r'^tidegate_ingest_(\w+)\{name="[\w-]+-source-0",query="[\w-]+"\} (\S+)$', text, re.M)
+        return {name: float(value) for name, value in found}
+
+    until(lambda: ingested()["pausedMs"] > 0)
+    assert ingested()["stagedBytes"] < 16 << 20, "far from the limit: it was not for that"
+    # What is staged and not read gets older meanwhile.
+    until(lambda: max(task["lagMs"] or 0 for task in (query.lastProgress or {})["tidegate"]["tasks"]) > 100)
+    until(lambda: metrics()["staged_bytes"] > 0)
+    assert metrics()["paused_seconds_total"] > 0
 
 
 def test_with_ingest_spark_a_failing_query_commits_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:

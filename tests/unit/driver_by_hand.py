@@ -9,6 +9,7 @@ from obstore.store import MemoryStore
 
 from tidegate.coordinator.driver import Driver
 from tidegate.coordinator.durable import DurableJob, DurableSettings
+from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.launch import LaunchExit
 from tidegate.coordinator.roster import SlotGone, SlotJoined, SlotSaid
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
@@ -140,17 +141,24 @@ class NotingCommitter:
 class Hand:
     """A driver and everything around it, turned by hand."""
 
-    def __init__(self, *, restart: RestartStrategy | None = None, versions: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        restart: RestartStrategy | None = None,
+        versions: dict[str, str] | None = None,
+        change: Callable[[JobSpec], JobSpec] = lambda spec: spec,
+    ) -> None:
         plan = lower(
             Scan("rate", {"rowsPerSecond": "1"}, SCHEMA), Sink("noop", {}, SCHEMA), parallelism=2, max_parallelism=8
         )
-        self.spec = local_job(
+        spec = local_job(
             "job",
             SlotSettings(plan=plan, checkpoint_location="", window_bytes=1 << 16, state_backend="heap"),
             interval_ms=60_000.0,
             switch_after_ms=None,
             restart=restart,
         )
+        self.spec = change(spec)
         self.clock = ManualClock()
         self.notes: deque[Callable[[], None]] = deque()
         self.storing, self.looking = WhenAsked(self.notes.append), WhenAsked(self.notes.append)

@@ -1,14 +1,19 @@
 """What a query serves over HTTP, and that it is never in the way."""
 
 import logging
+import re
 import socket
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tidegate.api.progress import progress_of
 from tidegate.coordinator.rates import Rates
 from tidegate.coordinator.views import (
     CheckpointView,
@@ -26,6 +31,10 @@ from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 from tidegate.server import page as page_module
 from tidegate.server.metrics import open_metrics
 from tidegate.server.page import QueryPage
+from tidegate.spark.ingest import IngestProgress
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "reading-checkpoints.md"
+INGESTED = [IngestProgress("totals-source-0", 71_000, 3_250.0), IngestProgress("totals-source-1", 72_000, 4_750.0)]
 
 
 def view() -> JobView:
@@ -67,6 +76,7 @@ def view() -> JobView:
         async_ms=14.0,
         state_bytes=150,
         inflight_bytes=160,
+        new_inflight_bytes=165,
         processed_bytes=180,
     )
     checkpoint = CheckpointView(
@@ -95,12 +105,13 @@ def view() -> JobView:
 
 
 def samples(text: bytes) -> dict[tuple[str, str], float]:
-    """By name and task, reason or quantile; parsed strictly, as Prometheus does."""
+    """By name and task, reason, quantile or part; parsed strictly, as Prometheus does."""
     found = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             labels = sample.labels
-            by = next((labels[name] for name in ("task", "reason", "quantile", "state", "kind") if name in labels), "")
+            kinds = ("task", "reason", "quantile", "state", "kind", "name")
+            by = next((labels[name] for name in kinds if name in labels), "")
             found[sample.name, by] = sample.value
     return found
 
@@ -121,6 +132,7 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         ("tidegate_checkpoint_duration_quantile_seconds", "0.5"): 0.02,
         ("tidegate_checkpoint_duration_quantile_seconds", "0.95"): 0.12,
         ("tidegate_checkpoint_duration_quantile_seconds", "0.99"): 0.24,
+        ("tidegate_checkpoint_duration_quantile_seconds", "1"): 0.48,
         # Of the newest completed one, although a newer one has failed.
         ("tidegate_checkpoint_last_kind", "aligned"): 1,
         ("tidegate_checkpoint_last_id", ""): 3,
@@ -156,6 +168,7 @@ def test_the_numbers_of_a_view_are_open_metrics() -> None:
         "tidegate_task_checkpoint_async_seconds": 0.014,
         "tidegate_task_checkpoint_state_bytes": 150,
         "tidegate_task_checkpoint_inflight_bytes": 160,
+        "tidegate_task_checkpoint_new_inflight_bytes": 165,
         "tidegate_task_checkpoint_processed_bytes": 180,
     }
     assert ("tidegate_task_watermark_timestamp_seconds", "v1.1") not in found
@@ -173,13 +186,63 @@ def test_rows_that_were_given_up_are_counted_by_edge() -> None:
 def test_from_where_a_generation_was_restored_is_told() -> None:
     restore = RestoreView(checkpoint=17, recovered_bytes=1, local_bytes=2, remote_bytes=3, damaged_copies=4)
     found = samples(open_metrics("totals", replace(view(), restore=restore)))
-    names = ("local_bytes", "remote_bytes", "damaged_copies")
-    assert [found[f"tidegate_restore_{name}", ""] for name in names] == [2, 3, 4]
+    names = ("checkpoint", "local_bytes", "remote_bytes", "damaged_copies")
+    assert [found[f"tidegate_restore_{name}", ""] for name in names] == [17, 2, 3, 4]
 
 
 def test_a_warning_and_the_share_of_memory_are_told() -> None:
     found = samples(open_metrics("totals", replace(view(), warnings=("Beware.",), heap_state_share=0.5)))
     assert (found["tidegate_query_warnings", ""], found["tidegate_heap_state_ratio", ""]) == (1, 0.5)
+
+
+def test_what_spark_ingests_is_told_part_by_part() -> None:
+    found = samples(open_metrics("totals", view(), INGESTED))
+    assert {by: value for by, value in found.items() if by[0].startswith("tidegate_ingest")} == {
+        ("tidegate_ingest_staged_bytes", "totals-source-0"): 71_000,
+        ("tidegate_ingest_staged_bytes", "totals-source-1"): 72_000,
+        ("tidegate_ingest_paused_seconds_total", "totals-source-0"): 3.25,
+        ("tidegate_ingest_paused_seconds_total", "totals-source-1"): 4.75,
+    }
+
+
+def numbers(shown: Any, key: str = "", above: str = "") -> Iterator[tuple[str, float]]:
+    """All that are in there, by their key, times in seconds as the metrics have them."""
+    if isinstance(shown, dict):
+        for inner, value in shown.items():
+            yield from numbers(value, inner, key)
+    elif isinstance(shown, list):
+        for value in shown:
+            yield from numbers(value, key, above)
+    elif isinstance(shown, int | float):
+        yield key, shown / 1000 if "Ms" in key or "Ms" in above else shown
+
+
+def test_every_number_of_the_progress_is_in_the_metrics() -> None:
+    restore = RestoreView(checkpoint=17, recovered_bytes=1, local_bytes=21, remote_bytes=22, damaged_copies=23)
+    job = replace(view(), restore=restore)
+    shown = progress_of(job.checkpoints[1], job, INGESTED)
+    told = set(samples(open_metrics("totals", job, INGESTED)).values())
+    # Processes are no numbers to follow; sums and rates of counters are made where the metrics are read.
+    elsewhere = {"slot", "pid", "numInputRows", "failed"}
+    missing = {
+        key: number
+        for key, number in numbers(shown)
+        if number not in told and key not in elsewhere and not re.search("[rR]ows(In|Out|)PerSecond", key)
+    }
+    assert missing == {}
+
+
+def test_the_guide_lists_what_is_told_and_nothing_else() -> None:
+    edge = DroppedEdgeView(edge="a => b", rows=3, size_bytes=48, unread_bytes=2)
+    everything = replace(
+        view(),
+        dropped=DroppedView(checkpoint=17, edges=(edge,)),
+        restore=RestoreView(checkpoint=17, recovered_bytes=1),
+        heap_state_share=0.5,
+    )
+    told = {name for name, _ in samples(open_metrics("totals", everything, INGESTED))}
+    _, _, listed = GUIDE.read_text(encoding="utf-8").partition("\n## Metrics\n")
+    assert set(re.findall(r"`(tidegate_\w+[a-z])`", listed)) == told
 
 
 def test_every_number_says_which_query_it_is_of_and_a_tasks_what_it_does() -> None:
@@ -216,6 +279,14 @@ def test_metrics_are_served_until_the_query_ends() -> None:
         fetch(f"{page.url}/metrics")
 
 
+def test_the_page_shows_what_is_ingested_for_its_query() -> None:
+    page = QueryPage("totals", view, host="127.0.0.1", port=0, ingested=lambda: INGESTED)
+    try:
+        assert samples(fetch(f"{page.url}/metrics")[2]) == samples(open_metrics("totals", view(), INGESTED))
+    finally:
+        page.close()
+
+
 def test_a_taken_port_makes_it_listen_on_the_next_one() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -244,7 +315,7 @@ def test_one_that_ends_at_once_leaves_neither_thread_nor_port() -> None:
 def test_a_page_that_fails_says_so_and_the_query_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(query: str, view: object, routes: object) -> None:
+    def fails(query: str, view: object, ingested: object, routes: object) -> None:
         raise RuntimeError("no such package")
 
     monkeypatch.setattr(page_module, "make_app", fails)

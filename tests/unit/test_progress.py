@@ -7,6 +7,7 @@ from tidegate.api.progress import progress_of
 from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, RestoreView, TaskView
 from tidegate.model.ids import TaskId, VertexId
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
+from tidegate.spark.ingest import IngestProgress
 
 
 def task(vertex: int, *, paused_ms: float = 0.0, watermark_ms: int | None = None) -> TaskView:
@@ -94,3 +95,9 @@ def test_it_says_from_where_the_generation_was_restored() -> None:
 def test_warnings_are_shown_once_there_are_any() -> None:
     assert "warnings" not in progress_of(None, job(task(0)))["tidegate"]
     assert progress_of(None, replace(job(task(0)), warnings=("Beware.",)))["tidegate"]["warnings"] == ["Beware."]
+
+
+def test_what_spark_ingests_is_shown_where_it_does() -> None:
+    assert "ingest" not in progress_of(None, job(task(0)))
+    shown = progress_of(None, job(task(0)), [IngestProgress("q-source-0", 4096, 1234.56)])["ingest"]
+    assert shown == [{"name": "q-source-0", "stagedBytes": 4096, "pausedMs": 1235}]

@@ -2,7 +2,9 @@
 
 import logging
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tidegate.api.options import PageOptions
 from tidegate.api.savepoints import SavepointPlace, take_savepoint
@@ -13,6 +15,9 @@ from tidegate.server.control import control_routes
 from tidegate.server.page import QueryPage
 from tidegate.storage.running_query import RunningQuery, forget_running, note_running
 from tidegate.storage.store import Patience, Store, open_store
+
+if TYPE_CHECKING:
+    from tidegate.server.metrics import Ingested
 
 log = logging.getLogger("tidegate")
 
@@ -39,7 +44,13 @@ class CoordinatorControl:
 
 
 def serve(
-    coordinator: Coordinator, place: SavepointPlace, page: PageOptions, *, query: str, location: str
+    coordinator: Coordinator,
+    place: SavepointPlace,
+    page: PageOptions,
+    *,
+    query: str,
+    location: str,
+    ingested: "Callable[[], Sequence[Ingested]]",
 ) -> str | None:
     """Serves a query until it ends, and notes where for those who know its location; its url, if it could listen."""
     found = FoundByLocation(query)
@@ -48,6 +59,7 @@ def serve(
         coordinator.view,
         host=page.host,
         port=page.port,
+        ingested=ingested,
         routes=lambda: control_routes(
             query=query,
             location=location,

@@ -462,7 +462,7 @@ class DataStreamWriter:
             savepoints=place,
         )
         if options.page is not None:
-            query._url = serve(coordinator, place, options.page, query=name, location=location)
+            query._url = serve(coordinator, place, options.page, query=name, location=location, ingested=feeds.progress)
         query._feed_all_available, query._is_more_fed = feeds.process_all_available, feeds.is_more_staged
         query._ingest_progress = feeds.progress
         identity = QueryIdentity(id=query.id, run_id=query.runId, name=query.name, sink=sink.format)

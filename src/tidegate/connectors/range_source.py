@@ -8,8 +8,8 @@ Knows PySpark only as a pickled `StreamOpener`.
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, assert_never
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, assert_never, runtime_checkable
 
 import msgspec
 import pyarrow as pa
@@ -24,6 +24,7 @@ from tidegate.connectors.contract import (
     Rows,
 )
 from tidegate.connectors.pump import Pump, Pumped, PumpEmpty, PumpEnded
+from tidegate.model.clock import Clock, SystemClock
 from tidegate.model.errors import UserCodeFailure
 from tidegate.model.ids import CheckpointId
 from tidegate.plan.nodes import Scan
@@ -73,14 +74,26 @@ class OffsetStream(Protocol):
     def stop(self) -> None: ...
 
 
+@runtime_checkable
+class DatesRanges(Protocol):
+    """A stream that knows when rows came to it, which may be long before it is asked for them."""
+
+    def came_at_ms(self, end: str) -> int:
+        """When the newest rows before `end` did, by the wall clock."""
+        ...
+
+
 StreamOpener: TypeAlias = Callable[[], OffsetStream]
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
+    """`came_at_ms`: when its rows came to the source, else when the enumerator found it; not in every stored range."""
+
     number: int
     start: str
     end: str
     partitions: list[bytes]
+    came_at_ms: int | None = None
 
 
 class RangeSplit(msgspec.Struct, frozen=True):
@@ -116,6 +129,7 @@ class RangeSource:
     schema: pa.Schema
     opener: bytes
     is_bounded: bool = False
+    clock: Clock = field(default_factory=SystemClock, compare=False)
 
     def enumerator(self, *, parallelism: int, available_now: bool) -> "RangeEnumerator":
         return RangeEnumerator(self, parallelism=parallelism, available_now=available_now)
@@ -238,7 +252,8 @@ class RangeEnumerator:
             self._is_complete = self._one_range_is_all or (end == start and has_ended)
         if end == start:
             return None
-        found = OffsetRange(self._next_number, start, end, stream.partitions(start, end))
+        came_at_ms = stream.came_at_ms(end) if isinstance(stream, DatesRanges) else self._source.clock.wall_ms()
+        found = OffsetRange(self._next_number, start, end, stream.partitions(start, end), came_at_ms)
         self._start, self._next_number = end, self._next_number + 1
         self._open[found.number] = found
         return found
@@ -317,6 +332,13 @@ class RangeReader:
 
     def is_amid_batch(self) -> bool:
         return bool(self._waiting) and self._waiting[0][0] in self._begun
+
+    def lag_ms(self) -> float | None:
+        """Since the oldest range came that is not read whole; 0 once all are."""
+        if not self._waiting:
+            return 0.0
+        came_at_ms = self._ranges[min(number for number, _ in self._waiting)].came_at_ms
+        return None if came_at_ms is None else max(0.0, float(self._source.clock.wall_ms() - came_at_ms))
 
     def snapshot(self) -> bytes:
         ranges = [RangeProgress(self._ranges[number], dict(rows)) for number, rows in self._next_rows.items()]

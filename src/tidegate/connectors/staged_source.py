@@ -136,7 +136,13 @@ class StagingFolder:
         try:
             return from_json(self._marker(batch).read_bytes(), StagedBatch)
         except FileNotFoundError:
-            raise Damaged(f"The staged batch {self._marker(batch)} is gone: restore it from a backup.") from None
+            raise self._gone(batch) from None
+
+    def staged_at_ms(self, batch: int) -> int:
+        try:
+            return self._marker(batch).stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            raise self._gone(batch) from None
 
     def batches(self) -> list[int]:
         return sorted(int(path.stem) for path in (self.path / "batches").glob("*.json"))
@@ -165,6 +171,9 @@ class StagingFolder:
     def _marker(self, batch: int) -> Path:
         return self.path / "batches" / f"{batch}.json"
 
+    def _gone(self, batch: int) -> Damaged:
+        return Damaged(f"The staged batch {self._marker(batch)} is gone: restore it from a backup.")
+
     def _create(self, path: Path, content: bytes) -> None:
         draft = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
         draft.write_bytes(content)
@@ -190,7 +199,7 @@ class OpenStaging:
 
 
 class StagedStream:
-    """Implements `range_source.OffsetStream`: an offset is the newest batch that was read."""
+    """Implements `range_source.OffsetStream` and `DatesRanges`: an offset is the newest batch that was read."""
 
     def __init__(self, folder: StagingFolder, schema: pa.Schema) -> None:
         self._folder = folder
@@ -226,6 +235,9 @@ class StagedStream:
 
     def partitions(self, start: str, end: str) -> list[bytes]:
         return [msgspec.msgpack.encode(part) for part in self._folder.batch(self._batch_of(end)).parts]
+
+    def came_at_ms(self, end: str) -> int:
+        return self._folder.staged_at_ms(self._batch_of(end))
 
     def batches(self, partition: bytes) -> Iterator[pa.RecordBatch]:
         part = from_msgpack(partition, StagedPart)

@@ -1,7 +1,8 @@
 """A query's numbers as OpenMetrics. Made from one view when somebody asks; nothing is counted here."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -12,9 +13,20 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LAST_CALENDAR_MS = 253_402_300_799_000  # the end of the year 9999: later ones mean the end of event time
 
 
-def open_metrics(query: str, view: JobView) -> bytes:
+class Ingested(Protocol):
+    """A part of a query that Spark ingests. `staged_bytes`: no checkpoint covers them. `paused_ms`: in all."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def staged_bytes(self) -> int: ...
+    @property
+    def paused_ms(self) -> float: ...
+
+
+def open_metrics(query: str, view: JobView, ingested: Sequence[Ingested] = ()) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(query, view))
+    registry.register(_Collector(query, view, ingested))
     generate: Callable[[CollectorRegistry], bytes] = generate_latest
     return generate(registry)
 
@@ -24,11 +36,13 @@ def open_metrics(query: str, view: JobView) -> bytes:
 class _Collector:
     query: str
     view: JobView
+    ingested: Sequence[Ingested]
 
     def collect(self) -> Iterable[Metric]:
         yield from self._job()
         yield from self._checkpoints()
         yield from self._tasks()
+        yield from self._ingest()
 
     def _job(self) -> Iterator[Metric]:
         view = self.view
@@ -43,6 +57,9 @@ class _Collector:
             yield self._gauge("tidegate_heap_state_ratio", help, view.heap_state_share)
         if (restore := view.restore) is not None:
             newest = "By the newest generation."
+            yield self._gauge(
+                "tidegate_restore_checkpoint", "What the newest generation stands on.", restore.checkpoint
+            )
             yield self._gauge("tidegate_restore_local_bytes", newest, restore.local_bytes)
             yield self._gauge("tidegate_restore_remote_bytes", newest, restore.remote_bytes)
             yield self._gauge("tidegate_restore_damaged_copies", newest, restore.damaged_copies)
@@ -73,7 +90,8 @@ class _Collector:
                 "Of the last completed ones, from the trigger to the log entry.",
                 labels=["query", "quantile"],
             )
-            for quantile, value_ms in (("0.5", duration.p50), ("0.95", duration.p95), ("0.99", duration.p99)):
+            parts = {"0.5": duration.p50, "0.95": duration.p95, "0.99": duration.p99, "1": duration.max}
+            for quantile, value_ms in parts.items():
                 quantiles.add_metric([self.query, quantile], value_ms / 1000)
             yield quantiles
         last = next((one for one in self.view.checkpoints if one.status == "completed"), None)
@@ -101,6 +119,7 @@ class _Collector:
             ("async_seconds", "Until it was stored.", lambda t: t.async_ms / 1000),
             ("state_bytes", "What the task stores.", lambda t: t.state_bytes),
             ("inflight_bytes", "Rows captured for the task.", lambda t: t.inflight_bytes),
+            ("new_inflight_bytes", "What of them it wrote.", lambda t: t.new_inflight_bytes),
             ("processed_bytes", "Between its first barrier and its snapshot.", lambda t: t.processed_bytes),
         )
         for name, help, value in parts:
@@ -133,7 +152,7 @@ class _Collector:
         )
         lags = ((t, t.lag_ms) for t in tasks if t.lag_ms is not None)
         yield self._per_task(
-            "source_lag_seconds", "Age of the next row to be read.", ((t, lag_ms / 1000) for t, lag_ms in lags)
+            "source_lag_seconds", "Age of what is read next.", ((t, lag_ms / 1000) for t, lag_ms in lags)
         )
         known = [
             (t, t.watermark_ms) for t in tasks if t.watermark_ms is not None and t.watermark_ms < _LAST_CALENDAR_MS
@@ -141,6 +160,20 @@ class _Collector:
         yield self._per_task(
             "watermark_timestamp_seconds", "Event time behind the task.", ((t, at_ms / 1000) for t, at_ms in known)
         )
+
+    def _ingest(self) -> Iterator[Metric]:
+        if not self.ingested:
+            return
+        labels = ["query", "name"]
+        help = "Ingested by Spark, and in no committed checkpoint."
+        staged = GaugeMetricFamily("tidegate_ingest_staged_bytes", help, labels=labels)
+        help = "While Spark waited for a checkpoint, with a batch that it had ready."
+        paused = CounterMetricFamily("tidegate_ingest_paused_seconds", help, labels=labels)
+        for part in self.ingested:
+            staged.add_metric([self.query, part.name], part.staged_bytes)
+            paused.add_metric([self.query, part.name], part.paused_ms / 1000)
+        yield staged
+        yield paused
 
     def _gauge(self, name: str, help: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, help, labels=["query"])

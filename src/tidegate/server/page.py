@@ -9,7 +9,7 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidegate.coordinator.views import JobView
@@ -17,6 +17,8 @@ from tidegate.coordinator.views import JobView
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.routing import Route
+
+    from tidegate.server.metrics import Ingested
 
 log = logging.getLogger("tidegate")
 
@@ -28,8 +30,15 @@ _LAST_ANSWERS_S: Final = 1
 _LONGEST_CLOSE_S: Final = 3.0
 
 
+def _nothing() -> "Sequence[Ingested]":
+    return ()
+
+
 class QueryPage:
-    """`url` is None if it could not listen. `routes`: what it answers beside the metrics; made in its own thread."""
+    """`url` is None if it could not listen. `routes`: what it answers beside the metrics; made in its own thread.
+
+    `ingested`: what Spark ingests for the query, of which the job's view knows nothing.
+    """
 
     def __init__(
         self,
@@ -39,10 +48,12 @@ class QueryPage:
         host: str,
         port: int,
         routes: "Callable[[], list[Route]]" = list,
+        ingested: "Callable[[], Sequence[Ingested]]" = _nothing,
     ) -> None:
         self._query = query
         self._view = view
         self._routes = routes
+        self._ingested = ingested
         self._is_closing = threading.Event()
         self._close_server: Callable[[], None] = lambda: None
         self._socket = _listen(host, port, query)
@@ -85,7 +96,7 @@ class QueryPage:
                 await closing.wait()
 
         config = uvicorn.Config(
-            make_app(self._query, self._view, self._routes()),
+            make_app(self._query, self._view, self._ingested, self._routes()),
             http="h11",
             ws="none",
             lifespan="off",
@@ -98,7 +109,9 @@ class QueryPage:
         await Server(config).serve(sockets=[listening])
 
 
-def make_app(query: str, view: Callable[[], JobView], routes: "list[Route]") -> "Starlette":
+def make_app(
+    query: str, view: Callable[[], JobView], ingested: "Callable[[], Sequence[Ingested]]", routes: "list[Route]"
+) -> "Starlette":
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -107,7 +120,7 @@ def make_app(query: str, view: Callable[[], JobView], routes: "list[Route]") -> 
     from tidegate.server.metrics import CONTENT_TYPE, open_metrics
 
     async def metrics(request: Request) -> Response:
-        return Response(open_metrics(query, view()), media_type=CONTENT_TYPE)
+        return Response(open_metrics(query, view(), ingested()), media_type=CONTENT_TYPE)
 
     return Starlette(routes=[Route("/metrics", metrics), *routes])
 
