@@ -4,7 +4,7 @@ slots over real sockets, without Spark. The contrasts are large, because the mac
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
 from tidegate.plan.expressions import Column
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import MapInArrow, Node, Project, Scan, Sink, TransformWithState
+from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
+from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.critical_path import PhaseKind
 from tidegate.protocol.culprits import (
     BigSynchronousPart,
     Cause,
@@ -36,6 +39,7 @@ from tidegate.protocol.culprits import (
     LongCall,
     SilentSlot,
     SkewedSubtask,
+    SlowCommit,
     SlowOperator,
     SlowStore,
     UploadFailed,
@@ -53,6 +57,8 @@ from tidegate.worker.slot_tasks import SlotTasks
 ROWS = 20_000
 KEYS = 64
 ALIGNED, UNALIGNED = None, 0.0
+# As with checkpoint.unaligned at auto, and checkpoint.alignedTimeout as it is by default.
+SWITCHING = 1_000.0
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 LONG_MS = 700.0
 PATIENCE_S = 90.0
@@ -73,6 +79,7 @@ class Stage:
     interval_ms: float = 200.0
     timeout_ms: float = 60_000.0
     driver_store: Callable[[Store], Store] = lambda store: store
+    active_backpressure: ActiveBackpressure = ActiveBackpressure.OFF
     coordinator: Coordinator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +128,12 @@ class Stage:
         return local_job(
             "staged",
             SlotSettings(
-                plan=plan, checkpoint_location=self.location, window_bytes=self.window_bytes, state_backend="heap"
+                plan=plan,
+                checkpoint_location=self.location,
+                window_bytes=self.window_bytes,
+                state_backend="heap",
+                active_backpressure=self.active_backpressure,
+                checkpoint_interval_ms=self.interval_ms,
             ),
             interval_ms=self.interval_ms,
             timeout_ms=self.timeout_ms,
@@ -186,17 +198,33 @@ class Once:
             time.sleep(self._seconds)
 
 
+either_mode = pytest.mark.parametrize("switch_after_ms", [ALIGNED, SWITCHING], ids=["aligned", "auto"])
+
+
+def first_slow(staged: Staged, switch_after_ms: float | None, **changes: Any) -> WhyReport:
+    """Of a job with slow rows, so slow that it switches where it may."""
+    if switch_after_ms is ALIGNED:
+        return staged(before_row=sleeping(0.001), **changes).first(is_slow)
+    stage = staged(before_row=sleeping(0.003), switch_after_ms=switch_after_ms, **changes)
+    return stage.first(lambda facts: is_slow(facts) and facts.kind == "switched")
+
+
 # -- complete, but slow
 
 
-def test_a_slow_operator_behind_queued_data(staged: Staged) -> None:
-    report = staged(before_row=sleeping(0.001)).first(is_slow)
+@either_mode
+def test_a_slow_operator_behind_queued_data(staged: Staged, switch_after_ms: float | None) -> None:
+    report = first_slow(staged, switch_after_ms)
     assert isinstance(report.culprit, SlowOperator), report
     assert report.culprit.where.what.startswith("v1.") and "TransformWithState" in report.culprit.where.name
     assert report.culprit.queued_bytes > 1000
-    assert report.other_mode is not None and report.other_mode.mode == "unaligned"
-    assert report.other_mode.inflight_bytes > 1000
     assert any("checkpoint.unaligned" in line for line in report.advice)
+    assert report.other_mode is not None
+    if switch_after_ms is ALIGNED:
+        assert report.other_mode.mode == "unaligned" and report.other_mode.inflight_bytes > 1000
+    else:
+        assert report.other_mode.mode == "aligned" and report.other_mode.duration_ms is not None
+        assert report.other_mode.duration_ms > report.duration_ms
 
 
 def test_one_long_call(staged: Staged) -> None:
@@ -215,9 +243,10 @@ def slow_uploads(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
     monkeypatch.setattr(worker_main, "open_shared", lambda location, _: FaultyStore(open_store(location), faults))
 
 
-def test_a_slow_store(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+@either_mode
+def test_a_slow_store(staged: Staged, monkeypatch: pytest.MonkeyPatch, switch_after_ms: float | None) -> None:
     slow_uploads(monkeypatch, Slow(LONG_MS * 1.5))
-    report = staged(before_row=sleeping(0.0001)).first(is_held_up)
+    report = staged(before_row=sleeping(0.0001), switch_after_ms=switch_after_ms).first(is_held_up)
     assert isinstance(report.culprit, SlowStore), report
     assert "checkpointLocation" in report.culprit.where.what
     assert report.culprit.duration_ms > LONG_MS and report.culprit.stored_bytes > 0
@@ -228,21 +257,88 @@ def test_a_slow_job_log(staged: Staged) -> None:
         is_entry = operation is StoreOperation.CREATE and int(path.rsplit("/", 1)[-1]) > 0
         return Slow(LONG_MS * 1.5) if is_entry else Result.SUCCEEDS
 
-    report = staged(before_row=sleeping(0.0001), driver_store=lambda store: FaultyStore(store, faults)).first(
-        is_held_up
+    stage = staged(before_row=sleeping(0.0001), driver_store=lambda store: FaultyStore(store, faults))
+    # Then one that waits behind a commit, whose own log entry is what takes so long.
+    reports = stage.first(is_held_up), stage.first(lambda facts: is_held_up(facts) and bool(facts.commits_before))
+    for report in reports:
+        assert isinstance(report.culprit, SlowStore), report
+        assert report.culprit.where.what == "the job log"
+
+
+def slow_commits(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A sink format whose commits take so long, as a foreachBatch function may; the store is not touched."""
+
+    class Committer:
+        def __init__(self, committer: Any) -> None:
+            self._committer = committer
+
+        def commit(self, committables: Sequence[bytes], permit: CommitPermit) -> None:
+            time.sleep(seconds)
+            self._committer.commit(committables, permit)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._committer, name)
+
+    class SlowToCommit:
+        def __init__(self, sink: Sink) -> None:
+            self._sink = registry.SINK_FORMATS["parquet"](sink)
+
+        def committer(self) -> Any:
+            return Committer(self._sink.committer())
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sink, name)
+
+    monkeypatch.setitem(registry.SINK_FORMATS, "slow-to-commit", SlowToCommit)
+
+
+@either_mode
+def test_a_slow_commit_of_the_sink(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch, switch_after_ms: float | None
+) -> None:
+    slow_commits(monkeypatch, LONG_MS * 1.5 / 1000)
+    stage = staged(
+        sink_format="slow-to-commit", before_row=sleeping(0.0003), switch_after_ms=switch_after_ms, window_bytes=1 << 10
     )
-    assert isinstance(report.culprit, SlowStore), report
-    assert report.culprit.where.what == "the job log"
+    waiting = stage.first(lambda facts: facts.outcome is Outcome.IN_PROGRESS and facts.duration_ms >= LONG_MS)
+    assert isinstance(waiting.culprit, SlowCommit), waiting
+    report = stage.first(lambda facts: facts.checkpoint == waiting.checkpoint and is_slow(facts))
+    assert isinstance(report.culprit, SlowCommit), report
+    assert report.culprit.checkpoint == report.checkpoint - 1
+    assert report.culprit.commit_ms > LONG_MS and report.culprit.waited_ms > LONG_MS / 2
+    longest = max(report.critical_path, key=lambda phase: phase.duration_ms)
+    assert longest.kind is PhaseKind.BEHIND_COMMIT
+    assert "foreachBatch" in report.advice[0] and not any("use a faster store" in line for line in report.advice)
+    code, said = invoke("why", stage.location, str(report.checkpoint))
+    assert code == 0 and f"behind the commit of checkpoint {report.culprit.checkpoint}" in said, said
 
 
-def test_a_skewed_key(staged: Staged) -> None:
+def test_a_source_that_pauses_until_a_checkpoint_is_complete_is_counted(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every slot has acknowledged by then: the driver waits for the sink."""
+    slow_commits(monkeypatch, LONG_MS * 2 / 1000)
+    stage = staged(
+        sink_format="slow-to-commit",
+        before_row=sleeping(0.0003),
+        window_bytes=1 << 10,
+        active_backpressure=ActiveBackpressure.STRICT,
+    )
+    report = stage.first(lambda facts: is_held_up(facts) and bool(facts.commits_before))
+    assert isinstance(report.culprit, SlowCommit), report
+    assert LONG_MS / 2 < report.cost_to_stream.paused_ms < report.duration_ms, report
+
+
+@either_mode
+def test_a_skewed_key(staged: Staged, switch_after_ms: float | None) -> None:
     def one_key_has_most(i: int) -> int:
         return 7 if i % 10 else i % KEYS
 
-    report = staged(before_row=sleeping(0.001), key_of=one_key_has_most).first(is_slow)
+    report = first_slow(staged, switch_after_ms, key_of=one_key_has_most)
     assert isinstance(report.culprit, SkewedSubtask), report
-    assert report.culprit.share > 0.8 and report.culprit.subtasks == 2
+    assert report.culprit.share > 0.75 and report.culprit.subtasks == 2
     assert any("salt" in line for line in report.advice)
+    assert any("checkpoint.unaligned=auto" in line for line in report.advice) is (switch_after_ms is ALIGNED)
 
 
 def test_a_big_synchronous_part(staged: Staged) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.coordinator.facts import Heard, JobFacts, as_completed, checkpoint_facts
+from tidegate.coordinator.facts import Heard, JobFacts, StoringTimes, as_completed, checkpoint_facts
 from tidegate.coordinator.failure_notes import FailureNotes
 from tidegate.coordinator.rates import TaskRates
 from tidegate.coordinator.slot_clocks import SlotClocks
@@ -26,7 +26,7 @@ from tidegate.network.messages import (
 )
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Scan, Sink, TransformWithState
-from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, CommitFacts, Outcome
 from tidegate.protocol.checkpoints import CheckpointSettings
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
 from tidegate.storage.statistics import FAILED_KEPT, put_failed, read_failed
@@ -144,15 +144,23 @@ def test_a_finished_task_holds_up_nobody() -> None:
 def test_facts_are_part_of_the_manifest_and_come_back() -> None:
     part = TaskPart(KEYED, "aligned", 1.0, 2.0, 3.0, 4.0, 100, 20, 10, [])
     ack = Acknowledge(Generation(3), CheckpointId(7), "p", 1, 2, [part], [], [], standing=standing(), now_ms=1.0)
+    before = StoringTimes(CheckpointId(6), 900.0, 910.0, 930.0, 1_800.0)
     facts = checkpoint_facts(
         JOB,
-        heard(acknowledged={ONE: ack}, acknowledged_at_ms={ONE: 1_500.0}),
+        heard(
+            acknowledged={ONE: ack},
+            acknowledged_at_ms={ONE: 1_500.0},
+            storing=StoringTimes(CheckpointId(7), 1_600.0, 1_900.0),
+            before=(before,),
+        ),
         clocks(),
         outcome=Outcome.COMPLETED,
         duration_ms=600.0,
     )
     keyed = facts.task(KEYED)
     assert keyed is not None and (keyed.state_bytes, keyed.inflight_bytes, keyed.async_ms) == (100, 20, 4.0)
+    assert (facts.completing_ms, facts.writing_ms) == (600.0, 900.0)
+    assert facts.commits_before == (CommitFacts(checkpoint=6, started_ms=-70.0, ended_ms=800.0, written_ms=20.0),)
     manifest = Manifest(
         checkpoint=CheckpointId(7),
         generation=Generation(3),

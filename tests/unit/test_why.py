@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.facts_by_hand import expired, facts, keyed, slot, source, task_id
 from tidegate.model.ids import ChannelId, EdgeId
-from tidegate.protocol.checkpoint_facts import BarrierFacts, Outcome, SlotFacts, StepFacts, TaskFacts
+from tidegate.protocol.checkpoint_facts import BarrierFacts, CommitFacts, Outcome, SlotFacts, StepFacts, TaskFacts
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.critical_path import PhaseKind
 from tidegate.protocol.culprits import Cause, Expired, LateSlot, LongCall, SilentSlot, SlowOperator
@@ -36,9 +36,10 @@ def test_the_critical_path_goes_back_along_what_came_last() -> None:
     st.lists(st.floats(0, 10_000), min_size=14, max_size=14),
     st.sampled_from(["aligned", "unaligned", "switched"]),
     st.sampled_from([None, *FailureReason]),
+    st.lists(st.none() | st.floats(-5_000, 15_000), min_size=5, max_size=5),
 )
 def test_whatever_the_times_are_the_path_adds_up_and_has_a_culprit(
-    times: list[float], kind: str, reason: FailureReason | None
+    times: list[float], kind: str, reason: FailureReason | None, drivers_times: list[float | None]
 ) -> None:
     """Clocks are never exactly right, and messages come in any order."""
     tasks = (
@@ -52,11 +53,19 @@ def test_whatever_the_times_are_the_path_adds_up_and_has_a_culprit(
         slot(0, from_ms=times[11]),
         slot(1, from_ms=times[12], acknowledged_ms=None if reason else times[13], long_steps=(step,)),
     )
+    completing_ms, writing_ms, *ended_ms = drivers_times
+    commits = tuple(
+        CommitFacts(checkpoint=at, started_ms=times[at] - 200, ended_ms=end_ms, written_ms=times[9])
+        for at, end_ms in enumerate(ended_ms)
+    )
     found = facts(
         *tasks,
         slots=slots,
         duration_ms=10_500.0,
         kind=kind,
+        completing_ms=completing_ms,
+        writing_ms=writing_ms,
+        commits_before=commits,
         outcome=Outcome.COMPLETED if reason is None else Outcome.FAILED,
         failure=None if reason is None else reason.value,
     )

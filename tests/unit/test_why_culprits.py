@@ -7,7 +7,14 @@ import pytest
 
 from tests.unit.facts_by_hand import barrier, expired, facts, keyed, slot, source, task_id
 from tidegate.model.ids import ChannelId, EdgeId
-from tidegate.protocol.checkpoint_facts import BarrierFacts, CheckpointFacts, Outcome, StepFacts, TaskFacts
+from tidegate.protocol.checkpoint_facts import (
+    BarrierFacts,
+    CheckpointFacts,
+    InputBefore,
+    Outcome,
+    StepFacts,
+    TaskFacts,
+)
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.critical_path import PhaseKind
 from tidegate.protocol.culprits import (
@@ -82,6 +89,67 @@ def test_what_stands_before_the_barrier_and_is_not_done_counts_for_skew_too() ->
     assert isinstance(culprit, SkewedSubtask) and culprit.share == 0.9
 
 
+def captured(
+    subtask: int, *, epoch_bytes: int, queued_bytes: int, processed_bytes: int, before: InputBefore
+) -> TaskFacts:
+    """A task that took its snapshot before it had processed what stood in front of its barrier."""
+    return keyed(
+        subtask,
+        kind="switched",
+        snapshot_ms=4.0 if subtask else 2_003.0,
+        busy_ms=0.0 if subtask else 1_990.0,
+        async_ms=5.0,
+        epoch_bytes=epoch_bytes,
+        queued_bytes=queued_bytes,
+        processed_bytes=processed_bytes,
+        inflight_bytes=queued_bytes - processed_bytes,
+        before=before,
+    )
+
+
+def switched(*tasks: TaskFacts) -> CheckpointFacts:
+    return facts(source(), *tasks, slots=(slot(from_ms=2_005.0),), duration_ms=2_020.0, kind="switched")
+
+
+def test_a_subtask_is_not_skewed_because_it_worked_on_while_the_other_had_captured() -> None:
+    """Nearly all that it worked on had come before; the other has more in front of it."""
+    slow = captured(0, epoch_bytes=3_400, queued_bytes=5_500, processed_bytes=2_700, before=InputBefore(5_000, 3_000))
+    other = captured(1, epoch_bytes=800, queued_bytes=17_700, processed_bytes=0, before=InputBefore(17_700, 4_000))
+    report = why(switched(slow, other))
+    assert isinstance(report.culprit, SlowOperator) and report.culprit.where.what == "v1.0", report
+
+
+def test_a_subtask_is_not_skewed_because_it_drains_what_an_earlier_checkpoint_captured() -> None:
+    other = keyed(1, epoch_bytes=1_700, before=InputBefore(0, 5_200))
+    assert why(behind_data(other, epoch_bytes=16_600)).cause is Cause.SKEW, "if all of it came in one epoch"
+    report = why(behind_data(other, epoch_bytes=16_600, before=InputBefore(16_000, 9_000)))
+    assert isinstance(report.culprit, SlowOperator), report
+
+
+def test_a_skewed_subtask_is_found_by_what_came_in_the_epochs_before() -> None:
+    """Nothing came in this one; it only drains."""
+    cold = keyed(1, epoch_bytes=0, before=InputBefore(0, 1_000))
+    culprit = why(behind_data(cold, epoch_bytes=13_900, before=InputBefore(15_500, 9_000))).culprit
+    assert isinstance(culprit, SkewedSubtask) and culprit.share == 0.9, culprit
+
+
+def test_what_a_skewed_subtask_captured_came_for_it() -> None:
+    hot = captured(0, epoch_bytes=2_000, queued_bytes=17_000, processed_bytes=1_500, before=InputBefore(9_500, 1_000))
+    cold = keyed(1, epoch_bytes=1_000, before=InputBefore(0, 0))
+    report = why(switched(hot, cold))
+    assert isinstance(report.culprit, SkewedSubtask) and report.culprit.share == 0.9, report
+    assert report.advice[-1].startswith("a smaller checkpoint.alignedTimeout, or checkpoint.unaligned=true")
+
+
+def test_a_batch_in_work_is_waiting_only_as_far_as_it_was_captured() -> None:
+    task = captured(0, epoch_bytes=0, queued_bytes=1_000, processed_bytes=400, before=InputBefore(0, 0))
+    assert task.waiting_bytes == 600
+    assert replace(task, inflight_bytes=100).waiting_bytes == 100
+    assert replace(task, inflight_bytes=0, async_ms=None).waiting_bytes == 600, "its slot has not acknowledged"
+    assert replace(task, kind="aligned").waiting_bytes == 0
+    assert replace(task, kind=None, left_bytes=70).waiting_bytes == 70
+
+
 def test_a_task_that_only_waits_for_its_turn_is_not_to_blame_but_the_busy_one_of_its_slot() -> None:
     busy = TaskFacts(task=task_id(2), name="MapInArrow(hash)", kind="aligned", snapshot_ms=3.0, busy_ms=1_900.0)
     culprit = why(behind_data(busy, busy_ms=10.0)).culprit
@@ -131,6 +199,12 @@ def test_much_state_to_encode() -> None:
     culprit = why(facts(source(), keyed(), slots=(encoding,), duration_ms=2_015.0)).culprit
     assert isinstance(culprit, BigState), culprit
     assert (culprit.where.what, culprit.duration_ms, culprit.stored_bytes) == ("slot 0", 2_000.0, 5_000)
+
+
+def test_much_state_to_encode_is_not_said_to_leave_the_stream_alone() -> None:
+    encoding = slot(queued_ms=2_005.0, uploading_ms=2_005.0, acknowledged_ms=2_010.0)
+    summary = why(facts(source(), keyed(), slots=(encoding,), duration_ms=2_015.0)).summary
+    assert "in turns with the stream, which was slower meanwhile" in summary and "beside" not in summary
 
 
 def test_a_sink_that_takes_long_for_its_own_files_is_not_told_as_a_slow_checkpoint_location() -> None:
@@ -237,6 +311,12 @@ def test_the_cost_is_the_worst_slots_snapshots_all_waits_of_tasks_and_the_longes
     report = why(facts(*tasks, slots=(slot(0), slot(1)), duration_ms=200.0))
     assert report.cost_to_stream == CostToStream(sync_ms=30.0, blocked_ms=45.0 + 40.0, paused_ms=70.0)
     assert "30 ms of a slot for snapshots, 85 ms of tasks that waited" in str(report)
+
+
+def test_a_task_that_waited_for_barriers_before_it_switched_is_counted() -> None:
+    waiting = keyed(barrier_ms=3.0, snapshot_ms=1_003.0, kind="switched", busy_ms=300.0, backpressured_ms=100.0)
+    report = why(facts(source(), waiting, slots=(slot(from_ms=1_005.0),), duration_ms=1_020.0, kind="switched"))
+    assert report.cost_to_stream.blocked_ms == 600.0
 
 
 def test_an_unaligned_one_lets_no_task_wait() -> None:

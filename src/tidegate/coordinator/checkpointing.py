@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -10,15 +10,23 @@ import msgspec
 
 from tidegate.connectors.contract import CommittedPositions
 from tidegate.coordinator.durable import DurableJob
-from tidegate.coordinator.facts import JobFacts, as_completed, checkpoint_facts
+from tidegate.coordinator.facts import (
+    JobFacts,
+    StoringTimes,
+    as_completed,
+    as_known_now,
+    checkpoint_facts,
+    inputs_after,
+)
+from tidegate.coordinator.failed_savepoints import FailedSavepoint
 from tidegate.coordinator.history import HeldElsewhere, History, Underway, in_progress_view
 from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.savepoints import Savepoints
 from tidegate.coordinator.slot_clocks import SlotClocks
-from tidegate.coordinator.views import CheckpointView
+from tidegate.coordinator.views import CheckpointView, TaskView
 from tidegate.model.clock import Clock
 from tidegate.model.errors import JobFailure, Superseded, TidegateError
-from tidegate.model.ids import CheckpointId, Generation, SlotIndex, VertexId
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex, TaskId, VertexId
 from tidegate.network.messages import (
     AbortCheckpoint,
     Acknowledge,
@@ -31,7 +39,8 @@ from tidegate.network.messages import (
     TriggerCheckpoint,
 )
 from tidegate.operators.described import describe_plan
-from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
+from tidegate.protocol.admission import ActiveBackpressure
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, InputBefore, Outcome
 from tidegate.protocol.checkpoints import (
     Abort,
     CheckpointAction,
@@ -54,6 +63,8 @@ log = logging.getLogger("tidegate")
 
 # Slots tell how far they were with one that is given up; nobody waits for them for longer.
 _LATE_WORDS = 4
+# Slots report five times a second, and the loop turns far more often.
+_LOOK_AT_PAUSES_EVERY_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +79,16 @@ class _GivenUp:
 
 
 class CheckpointListener(Protocol):
-    """Whom it concerns that a checkpoint is durable, or that the generation cannot go on."""
+    """Whom it concerns that a checkpoint is durable, or that the generation cannot go on; it has the slots' reports."""
 
     def on_checkpoint_committed(self, checkpoint: CheckpointId) -> None: ...
     def on_checkpointing_failed(self, failure: TidegateError) -> None: ...
     def on_suspending_committed(self) -> None: ...
     def on_suspending_failed(self) -> None: ...
+
+    def task_views(self) -> tuple[TaskView, ...]:
+        """What the slots reported last."""
+        ...
 
 
 @dataclass(slots=True)
@@ -96,6 +111,9 @@ class Checkpointing:
     _given_up: dict[CheckpointId, "_GivenUp"] = field(default_factory=dict)
     _details: dict[CheckpointId, str] = field(default_factory=dict)
     _waiting: deque[CheckpointAction] = field(default_factory=deque)
+    _uncommitted: list[StoringTimes] = field(default_factory=list)
+    _inputs: Mapping[TaskId, InputBefore] = field(default_factory=dict)
+    _look_at_pauses_ms: float = 0.0
     _described: StoredPlan | None = None
     _is_performing: bool = False
     _is_closed: bool = False
@@ -103,7 +121,11 @@ class Checkpointing:
     # -- events
 
     def on_time(self) -> None:
-        self._perform(self.machine.on_time(self.clock.monotonic_ms()))
+        now_ms = self.clock.monotonic_ms()
+        if now_ms >= self._look_at_pauses_ms:
+            self._look_at_pauses_ms = now_ms + _LOOK_AT_PAUSES_EVERY_MS
+            self._look_at_pauses()
+        self._perform(self.machine.on_time(now_ms))
 
     def request(self) -> CheckpointId:
         """One more as soon as it may start; gives the least id that it can have."""
@@ -222,7 +244,12 @@ class Checkpointing:
         if self.spec.slot_settings.guarantee is Guarantee.AT_LEAST_ONCE:
             switch_after_ms = None  # nothing waits for its barrier, so nothing needs to overtake
         self._underway[checkpoint] = Underway(
-            checkpoint, self.clock.monotonic_ms(), self.clock.wall_ms(), savepoint=savepoint, location=location
+            checkpoint,
+            self.clock.monotonic_ms(),
+            self.clock.wall_ms(),
+            savepoint=savepoint,
+            location=location,
+            inputs_before=self._inputs,
         )
         self.history.triggered(self._underway[checkpoint])
         for follower in self.spec.followers:
@@ -233,17 +260,32 @@ class Checkpointing:
     def _abort(self, checkpoint: CheckpointId, reason: FailureReason, savepoint: SavepointRequest | None) -> None:
         self._tell_all(AbortCheckpoint(self.generation, checkpoint))
         self._settled(checkpoint)
+        self._look_at_pauses()
         detail = self._details.pop(checkpoint, None)
         now_ms = self.clock.monotonic_ms()
         underway = self._underway.pop(checkpoint)
         given_up = _GivenUp(underway, reason, detail, now_ms - underway.triggered_at_ms, self._last_words_ms())
         facts = self._facts_of_failed(given_up)
+        self._inputs = {**self._inputs, **inputs_after(facts)}
         self.history.failed(underway, reason=reason, detail=detail, now_ms=now_ms, facts=facts)
         self._given_up[checkpoint] = given_up
         while len(self._given_up) > _LATE_WORDS:
             del self._given_up[next(iter(self._given_up))]
         if savepoint is not None:
+            self._forget_files_of(underway)
             self._refuse_savepoint(savepoint, reason.value if detail is None else f"{reason.value}: {detail}")
+
+    def _forget_files_of(self, savepoint: Underway) -> None:
+        """Noted behind what is being stored, which may be this very one; they go when a later one is acknowledged."""
+        assert savepoint.location is not None, "each savepoint has a folder of its own"
+        failed = FailedSavepoint(
+            checkpoint=savepoint.checkpoint,
+            generation=self.generation,
+            location=savepoint.location,
+            triggered_at_ms=savepoint.triggered_wall_ms,
+            quiet_from=self.machine.next_id,
+        )
+        self.storing.submit(lambda: self.durable.on_savepoint_failed(failed), lambda error: None)
 
     def _stored_plan(self) -> StoredPlan:
         if self._described is None:
@@ -261,31 +303,40 @@ class Checkpointing:
         if (gap := underway.find_gap()) is not None:
             self._give_up_on(checkpoint, FailureReason.INCONSISTENT, gap)
             return
+        self._look_at_pauses()
+        now_ms = self.clock.monotonic_ms()
         manifest = underway.manifest(
             generation=self.generation,
-            now_ms=self.clock.monotonic_ms(),
+            now_ms=now_ms,
             fingerprint=self.spec.fingerprint,
             plan=self.spec.slot_settings.plan,
             state_backend=self.spec.slot_settings.state_backend,
         )
         paths: list[str] = []
+        times = underway.storing = StoringTimes(checkpoint, now_ms)
+        underway.before = tuple(before for before in self._uncommitted if before.ended_at_ms is None)
+        self._uncommitted = [*underway.before, times]
+        heard = underway.heard(self._last_words_ms())
         facts = checkpoint_facts(
-            self._job_facts(),
-            underway.heard(self._last_words_ms()),
-            self.clocks,
-            outcome=Outcome.COMPLETED,
-            duration_ms=manifest.duration_ms,
+            self._job_facts(), heard, self.clocks, outcome=Outcome.COMPLETED, duration_ms=manifest.duration_ms
         )
-        manifest = msgspec.structs.replace(manifest, statistics=facts, plan=self._stored_plan())
+        manifest = msgspec.structs.replace(manifest, plan=self._stored_plan())
+
+        def store() -> None:
+            # Not before: the commit of an earlier checkpoint may have taken long.
+            times.writing_at_ms = self.clock.monotonic_ms()
+            told = msgspec.structs.replace(manifest, statistics=as_known_now(facts, heard))
+            paths.append(self.durable.complete(told, location=underway.location))
 
         def commit_if_stored() -> None:
-            if paths:
-                self.durable.commit(checkpoint, manifest)
+            times.committing_at_ms = self.clock.monotonic_ms()
+            try:
+                if paths:
+                    self.durable.commit(checkpoint, manifest)
+            finally:
+                times.ended_at_ms = self.clock.monotonic_ms()
 
-        self.storing.submit(
-            lambda: paths.append(self.durable.complete(manifest, location=underway.location)),
-            lambda error: self._on_stored(manifest, facts, paths, error),
-        )
+        self.storing.submit(store, lambda error: self._on_stored(manifest, facts, paths, error))
         self.storing.submit(commit_if_stored, lambda error: self._on_committed(underway, paths, error))
 
     def _on_stored(
@@ -299,10 +350,13 @@ class Checkpointing:
         elif error is not None:
             self._give_up_on(checkpoint, FailureReason.STORE_FAILED, f"{type(error).__name__}: {error}")
         else:
+            self._look_at_pauses()
             done, now_ms = self._underway.pop(checkpoint), self.clock.monotonic_ms()
             self._settled(checkpoint)
             duration_ms = now_ms - done.triggered_at_ms
+            facts = as_known_now(facts, done.heard(self._last_words_ms()))
             completed = as_completed(facts, duration_ms=duration_ms)
+            self._inputs = {**self._inputs, **inputs_after(completed)}
             self.history.completed(done, path=paths[0], duration_ms=duration_ms, facts=completed)
             held_by_receiver = done.held_by_receiver()
             for slot in map(SlotIndex, range(self._slot_count())):
@@ -346,6 +400,15 @@ class Checkpointing:
             self.listener.on_checkpointing_failed(error)
         elif error is not None:
             log.warning("Old checkpoints could not be removed, the next one tries again: %s", error)
+
+    def _look_at_pauses(self) -> None:
+        """Sources may pause for a checkpoint that their slot has acknowledged: only reports tell of that."""
+        if self.spec.slot_settings.active_backpressure is ActiveBackpressure.OFF or not self._underway:
+            return
+        totals_ms = {view.task: view.paused_ms for view in self.listener.task_views() if view.is_source}
+        last_words_ms = self._last_words_ms()
+        for underway in self._underway.values():
+            underway.note_pauses(totals_ms, last_words_ms)
 
     def _facts_of_failed(self, given_up: "_GivenUp") -> CheckpointFacts:
         underway = given_up.underway

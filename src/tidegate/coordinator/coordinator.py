@@ -63,6 +63,7 @@ class Coordinator:
                 on_cancel=spec.on_cancel,
                 without_captured_rows=spec.without_captured_rows,
                 state_backend=spec.slot_settings.state_backend,
+                run=spec.run,
             ),
             open_location=lambda location: open_place(location, self.access),
             wall_ms=self._clock.wall_ms,

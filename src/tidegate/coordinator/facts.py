@@ -1,15 +1,17 @@
 """Puts together what is known of one checkpoint: what slots said, on the driver's time line, with the plan's names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tidegate.coordinator.slot_clocks import SlotClocks
-from tidegate.model.ids import ChannelId, Generation, SlotIndex, TaskId
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, SlotIndex, TaskId
 from tidegate.network.messages import Acknowledge, BarrierSeen, LongStep, SlotStanding, TaskPart, TaskStanding
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.checkpoint_facts import (
     BarrierFacts,
     CheckpointFacts,
+    CommitFacts,
+    InputBefore,
     Outcome,
     SlotFacts,
     StepFacts,
@@ -19,6 +21,8 @@ from tidegate.protocol.checkpoints import CheckpointSettings
 
 # Of a very wide job only the slots that answered last are kept: the critical path is among them.
 _SLOTS_KEPT = 64
+# Rows come in lumps: who gets how much of them is seen over about four epochs.
+_KEPT_OF_EARLIER = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,27 @@ class JobFacts:
     settings: CheckpointSettings
 
 
+@dataclass(slots=True)
+class StoringTimes:
+    """How far the driver is with one checkpoint that all slots have acknowledged, by its clock.
+
+    Noted by the thread that stores, one time after the other; the loop only looks.
+    """
+
+    checkpoint: CheckpointId
+    ready_at_ms: float
+    writing_at_ms: float | None = None
+    committing_at_ms: float | None = None
+    ended_at_ms: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """Of one checkpoint: what each slot said of it and, by the driver's clock, when it acknowledged and spoke last."""
+    """Of one checkpoint: what each slot said of it and, by the driver's clock, when it acknowledged and spoke last.
+
+    `inputs_before`: of its tasks, as far as known. `paused_ms`: of its sources, since the trigger. `before`:
+    checkpoints that the driver was not done with when this one was ready.
+    """
 
     checkpoint: int
     is_savepoint: bool
@@ -43,6 +65,10 @@ class Heard:
     acknowledged_at_ms: Mapping[SlotIndex, float]
     standings: Mapping[SlotIndex, SlotStanding]
     last_words_ms: Mapping[SlotIndex, float]
+    inputs_before: Mapping[TaskId, InputBefore] = field(default_factory=dict)
+    paused_ms: Mapping[TaskId, float] = field(default_factory=dict)
+    storing: StoringTimes | None = None
+    before: tuple[StoringTimes, ...] = ()
 
 
 def checkpoint_facts(
@@ -59,7 +85,7 @@ def checkpoint_facts(
 ) -> CheckpointFacts:
     slots = sorted(range(job.plan.parallelism), key=lambda slot: -heard.acknowledged_at_ms.get(SlotIndex(slot), 1e300))
     lines = [_SlotLine(job, heard, clocks, SlotIndex(slot), duration_ms) for slot in sorted(slots[:_SLOTS_KEPT])]
-    return CheckpointFacts(
+    facts = CheckpointFacts(
         checkpoint=heard.checkpoint,
         generation=job.generation,
         outcome=outcome,
@@ -77,10 +103,54 @@ def checkpoint_facts(
         slots=tuple(line.slot_facts() for line in lines),
         edges=tuple((int(edge.sender), int(edge.receiver)) for edge in job.plan.edges),
     )
+    return as_known_now(facts, heard)
+
+
+def inputs_after(facts: CheckpointFacts) -> dict[TaskId, InputBefore]:
+    """What the next checkpoint has to know of the tasks that took their snapshots."""
+    return {
+        task.task: InputBefore(task.waiting_bytes, int(_KEPT_OF_EARLIER * task.came_bytes))
+        for task in facts.tasks
+        if task.snapshot_ms is not None
+    }
+
+
+def as_known_now(facts: CheckpointFacts, heard: Heard) -> CheckpointFacts:
+    """With what came to be known since they were put together: pauses of sources, and how far the driver is."""
+    tasks = tuple(
+        replace(task, paused_ms=paused_ms)
+        if (paused_ms := heard.paused_ms.get(task.task, 0.0)) > task.paused_ms
+        else task
+        for task in facts.tasks
+    )
+    if (storing := heard.storing) is None:
+        return replace(facts, tasks=tasks)
+    since_ms, writing_at_ms = heard.triggered_at_ms, storing.writing_at_ms
+    commits = (_commit(times, since_ms) for times in heard.before)
+    return replace(
+        facts,
+        tasks=tasks,
+        completing_ms=storing.ready_at_ms - since_ms,
+        writing_ms=None if writing_at_ms is None else writing_at_ms - since_ms,
+        commits_before=tuple(commit for commit in commits if commit is not None),
+    )
+
+
+def _commit(times: StoringTimes, since_ms: float) -> CommitFacts | None:
+    """None if it has not begun."""
+    writing_at_ms, committing_at_ms, ended_at_ms = times.writing_at_ms, times.committing_at_ms, times.ended_at_ms
+    if writing_at_ms is None or committing_at_ms is None:
+        return None
+    return CommitFacts(
+        checkpoint=times.checkpoint,
+        started_ms=committing_at_ms - since_ms,
+        ended_ms=None if ended_at_ms is None else ended_at_ms - since_ms,
+        written_ms=committing_at_ms - writing_at_ms,
+    )
 
 
 def as_completed(facts: CheckpointFacts, *, duration_ms: float) -> CheckpointFacts:
-    """Once its log entry is there: what came after `facts` was known is the writing of manifest and entry."""
+    """Once its log entry is there: what came after `facts` was known is the driver's part."""
     return replace(facts, duration_ms=max(duration_ms, facts.duration_ms), completing_ms=facts.duration_ms)
 
 
@@ -152,6 +222,7 @@ class _SlotLine:
             epoch_bytes=said.epoch_bytes,
             paused_ms=said.paused_ms,
             unstored_ms=said.unstored_ms,
+            before=self._heard.inputs_before.get(said.task),
         )
 
     def _barrier(self, seen: BarrierSeen | None) -> BarrierFacts | None:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from tidegate.coordinator.facts import Heard
+from tidegate.coordinator.facts import Heard, StoringTimes
 from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
-from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex, VertexId
+from tidegate.model.ids import CheckpointId, Generation, Sequence, SlotIndex, TaskId, VertexId
 from tidegate.network.messages import (
     Acknowledge,
     ChannelCapture,
@@ -21,7 +21,7 @@ from tidegate.network.messages import (
 from tidegate.plan.naming import names_in
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.channel_ranges import ReceiverRange, SenderRange, find_gap
-from tidegate.protocol.checkpoint_facts import CheckpointFacts, TaskFacts
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, InputBefore, TaskFacts
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.kinds import CheckpointKind, combined
 from tidegate.protocol.requests import SavepointRequest
@@ -56,6 +56,11 @@ class Underway:
     standings: dict[SlotIndex, SlotStanding] = field(default_factory=dict)
     failed_slot: SlotIndex | None = None
     is_upload_failure: bool = False
+    inputs_before: Mapping[TaskId, InputBefore] = field(default_factory=dict)
+    storing: StoringTimes | None = None
+    before: tuple[StoringTimes, ...] = ()
+    paused_ms: dict[TaskId, float] = field(default_factory=dict)
+    _paused_before_ms: dict[TaskId, float] = field(default_factory=dict)
     # Made once per slot: the job is looked at in every turn of the loop.
     _views: dict[SlotIndex, tuple[TaskCheckpointView, ...]] = field(default_factory=dict)
 
@@ -84,7 +89,36 @@ class Underway:
             acknowledged_at_ms=self.acknowledged_at_ms,
             standings=self.standings,
             last_words_ms=last_words_ms,
+            inputs_before=self.inputs_before,
+            paused_ms=self.paused_ms,
+            storing=self.storing,
+            before=self.before,
         )
+
+    def note_pauses(self, totals_ms: Mapping[TaskId, float], last_words_ms: Mapping[SlotIndex, float]) -> None:
+        """`totals_ms`: how long sources have paused in all, as their slots reported last.
+
+        An acknowledgement tells of the pauses up to itself; what comes after it is told by these totals alone.
+        """
+        for task, total_ms in totals_ms.items():
+            if task not in self._paused_before_ms:
+                paused_ms = self._paused_at_report_ms(task, last_words_ms)
+                if paused_ms is None:
+                    continue
+                self._paused_before_ms[task] = total_ms - paused_ms
+            self.paused_ms[task] = total_ms - self._paused_before_ms[task]
+
+    def _paused_at_report_ms(self, task: TaskId, last_words_ms: Mapping[SlotIndex, float]) -> float | None:
+        """For this checkpoint, when the slot made its last report; None if that came before what it says of it."""
+        slot = SlotIndex(task.subtask)
+        said = self.standings.get(slot)
+        if slot in self.acknowledged:
+            # What it paused between its acknowledgement and the report is lost: a fifth of a second at most.
+            has_reported = last_words_ms.get(slot, 0.0) > self.acknowledged_at_ms[slot]
+            said = self.acknowledged[slot].standing if has_reported else None
+        if said is None:
+            return None
+        return next((one.paused_ms for one in said.tasks if one.task == task), None)
 
     def kind(self) -> CheckpointKind:
         """Also by what tasks said whose slot has not acknowledged."""

@@ -39,6 +39,16 @@ class StepFacts:
         return self.started_ms + self.duration_ms
 
 
+@dataclass(frozen=True, slots=True)
+class InputBefore:
+    """A task's input as the checkpoints before leave it: `waiting_bytes` stood in front of the last one's barrier when
+    it took its snapshot, and `came_bytes` is what had come of late, the older the less of it.
+    """
+
+    waiting_bytes: int
+    came_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
     """`snapshot_ms`: when it began its snapshot; None if it had not. `missing`: some of those without barrier.
@@ -46,7 +56,8 @@ class TaskFacts:
     `queued_bytes` stood in its input at its first barrier and `left_bytes` at the end; from the first barrier to the
     snapshot it processed `processed_bytes`, worked for `busy_ms` and had no room for `backpressured_ms`: in its output,
     or for `unstored_ms` of it for more changes of state, until those before were stored.
-    `epoch_rows` and `epoch_bytes` are what it took in since the snapshot before this one.
+    `epoch_rows` and `epoch_bytes` are what it took in since the snapshot before this one. `paused_ms`: of a source, up
+    to the last report of its slot before the end.
     """
 
     task: TaskId
@@ -72,6 +83,7 @@ class TaskFacts:
     epoch_bytes: int = 0
     paused_ms: float = 0.0
     unstored_ms: float = 0.0
+    before: InputBefore | None = None
 
     @property
     def start_delay_ms(self) -> float | None:
@@ -90,9 +102,31 @@ class TaskFacts:
         return None if self.snapshot_ms is None else self.snapshot_ms + self.sync_ms
 
     @property
+    def waiting_bytes(self) -> int:
+        """What stood in front of its barrier and was not processed: when it took its snapshot, else now."""
+        if self.kind is None or self.kind == "aligned":
+            return self.left_bytes
+        queued_bytes = max(0, self.queued_bytes - self.processed_bytes)
+        # A queue has a batch in work as a whole, a capture what is left of it; but also what is held for others.
+        return queued_bytes if self.async_ms is None else min(queued_bytes, self.inflight_bytes)
+
+    @property
+    def has_whole_epoch(self) -> bool:
+        """What it worked on is what came between two barriers: no capture at either of them divides it otherwise."""
+        return self.kind in (None, "aligned") and (self.before is None or not self.before.waiting_bytes)
+
+    @property
     def offered_bytes(self) -> int:
         """What it was given to process, done or not."""
         return self.epoch_bytes + self.left_bytes
+
+    @property
+    def came_bytes(self) -> int:
+        """What has come for it of late, in this epoch and those before."""
+        if self.before is None:
+            return self.offered_bytes
+        new_bytes = self.epoch_bytes + self.waiting_bytes - self.before.waiting_bytes
+        return max(0, new_bytes) + self.before.came_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +147,23 @@ class SlotFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFacts:
+    """The commit of an earlier checkpoint, behind which this one had to wait; it may have begun before the trigger.
+
+    `ended_ms` is None while it lasts. `written_ms`: how long the manifest and the log entry of that checkpoint took. A
+    commit makes a log entry too, and nothing tells its time from the sink's but this.
+    """
+
+    checkpoint: int
+    started_ms: float
+    ended_ms: float | None
+    written_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """`completing_ms`: when it was about to be written to the manifest and the log, which took until the end.
+    """`completing_ms`: when all was there to be written to the manifest and the log. `writing_ms`: when that began,
+    once the driver was done with what came before it, `commits_before` among it; None also where it was not noted.
 
     `failure` is one of the closed list of reasons, `detail` what was said about it, `is_upload_failure` whether it was
     the store that a slot's part failed at. `edges`: which vertex feeds which.
@@ -134,6 +183,8 @@ class CheckpointFacts:
     failed_slot: int | None = None
     is_upload_failure: bool = False
     completing_ms: float | None = None
+    writing_ms: float | None = None
+    commits_before: tuple[CommitFacts, ...] = ()
     tasks: tuple[TaskFacts, ...] = ()
     slots: tuple[SlotFacts, ...] = ()
     edges: tuple[tuple[int, int], ...] = ()

@@ -9,7 +9,14 @@ from enum import Enum
 from typing import Final
 
 from tidegate.model.ids import TaskId
-from tidegate.protocol.checkpoint_facts import BarrierFacts, CheckpointFacts, SlotFacts, TaskFacts
+from tidegate.protocol.checkpoint_facts import (
+    BarrierFacts,
+    CheckpointFacts,
+    CommitFacts,
+    Outcome,
+    SlotFacts,
+    TaskFacts,
+)
 
 DRIVER: Final = "driver"
 
@@ -26,13 +33,15 @@ class PhaseKind(Enum):
     UPLOAD = "upload"
     ACKNOWLEDGING = "acknowledging"
     HELD_BACK = "behind an older savepoint"
+    BEHIND_COMMIT = "behind the sink's commit"
+    STORE_QUEUE = "waiting for what the driver stored before it"
     LOGGING = "manifest and log entry"
     WAITING = "still waiting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """`where`: the task, `slot 1` or `driver`. `barrier`: the one on its way."""
+    """`where`: the task, `slot 1`, `driver`, or the checkpoint that is committed. `barrier`: the one on its way."""
 
     kind: PhaseKind
     where: str
@@ -42,6 +51,7 @@ class Phase:
     started_ms: float
     duration_ms: float
     barrier: BarrierFacts | None = None
+    commit: CommitFacts | None = None
 
     @property
     def ended_ms(self) -> float:
@@ -53,7 +63,7 @@ def critical_path(facts: CheckpointFacts) -> tuple[Phase, ...]:
     walk = _Walk(facts)
     answered = [slot for slot in facts.slots if slot.acknowledged_ms is not None]
     if facts.completing_ms is not None:
-        walk.back_to(facts.completing_ms, PhaseKind.LOGGING)
+        walk.through_driver(facts.completing_ms)
     if answered and len(answered) == len(facts.slots):
         last = max(answered, key=lambda slot: slot.acknowledged_ms or 0.0)
         walk.back_to(last.acknowledged_ms or 0.0, PhaseKind.HELD_BACK)
@@ -84,12 +94,17 @@ class _Walk:
         slot: int | None = None,
         task: TaskFacts | None = None,
         barrier: BarrierFacts | None = None,
+        commit: CommitFacts | None = None,
     ) -> None:
         at_ms = max(0.0, min(at_ms, self._now_ms))
         if at_ms == self._now_ms:
             return
         slot = task.task.subtask if task is not None else slot
-        where = str(task.task) if task is not None else DRIVER if slot is None else f"slot {slot}"
+        where = DRIVER if slot is None else f"slot {slot}"
+        if task is not None:
+            where = str(task.task)
+        elif commit is not None:
+            where = f"checkpoint {commit.checkpoint}"
         self._phases.append(
             Phase(
                 kind=kind,
@@ -100,11 +115,25 @@ class _Walk:
                 started_ms=at_ms,
                 duration_ms=self._now_ms - at_ms,
                 barrier=barrier,
+                commit=commit,
             )
         )
         self._now_ms = at_ms
 
     # -- complete
+
+    def through_driver(self, ready_ms: float) -> None:
+        """From the end back to when every slot had acknowledged: the writing, and what the driver did before it."""
+        facts = self._facts
+        writing_ms = self._now_ms if facts.writing_ms is None else facts.writing_ms
+        if facts.writing_ms is None and facts.outcome is Outcome.COMPLETED:
+            writing_ms = ready_ms  # stored when this was not noted yet: all of it counts as the writing
+        self.back_to(max(ready_ms, writing_ms), PhaseKind.LOGGING)
+        for commit in reversed(facts.commits_before):
+            ended_ms = self._now_ms if commit.ended_ms is None else commit.ended_ms
+            self.back_to(max(ready_ms, ended_ms), PhaseKind.STORE_QUEUE)
+            self.back_to(max(ready_ms, commit.started_ms), PhaseKind.BEHIND_COMMIT, commit=commit)
+        self.back_to(ready_ms, PhaseKind.STORE_QUEUE)
 
     def through_slot(self, slot: SlotFacts) -> None:
         """From its acknowledgement back: the upload, the encoding, then whichever of its tasks was ready last."""

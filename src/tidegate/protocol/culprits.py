@@ -16,6 +16,7 @@ class Cause(Enum):
     LATE_CHANNEL = "one late channel"
     LATE_SLOT = "a slot that was late"
     BEHIND_SAVEPOINT = "an older savepoint"
+    SLOW_COMMIT = "slow commit of the sink"
     EXPIRED = "expired"
     DECLINED = "declined"
     UPLOAD_FAILED = "upload failed"
@@ -36,6 +37,9 @@ class Where:
 
 
 _NOWHERE = Where("")
+# What the driver itself stores: no slot and no kind of checkpoint makes a difference there.
+JOB_LOG = "the job log"
+DRIVERS_STORE = "checkpointLocation, where the driver was still writing or removing for earlier checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,17 @@ class BehindSavepoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowCommit:
+    """It was ready, and waited for `waited_ms` of the `commit_ms` that an earlier `checkpoint`'s commit took."""
+
+    where: Where
+    checkpoint: int
+    waited_ms: float
+    commit_ms: float
+    cause: Cause = Cause.SLOW_COMMIT
+
+
+@dataclass(frozen=True, slots=True)
 class Declined:
     """A slot could not take its part, or its sink could not make its files durable."""
 
@@ -179,6 +194,7 @@ WaitedFor: TypeAlias = (
     | LateChannel
     | LateSlot
     | BehindSavepoint
+    | SlowCommit
     | Declined
     | UploadFailed
     | NotWritten

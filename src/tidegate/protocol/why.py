@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.model.ids import TaskId
-from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome, SlotFacts, StepFacts, TaskFacts
+from tidegate.protocol.checkpoint_facts import (
+    CheckpointFacts,
+    CommitFacts,
+    Outcome,
+    SlotFacts,
+    StepFacts,
+    TaskFacts,
+)
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.critical_path import Phase, PhaseKind, critical_path, waited_for_task
 from tidegate.protocol.culprits import (
+    DRIVERS_STORE,
+    JOB_LOG,
     BehindSavepoint,
     BigState,
     BigSynchronousPart,
@@ -28,6 +37,7 @@ from tidegate.protocol.culprits import (
     NotWritten,
     SilentSlot,
     SkewedSubtask,
+    SlowCommit,
     SlowOperator,
     SlowStore,
     UploadFailed,
@@ -44,6 +54,8 @@ UNREMARKABLE_MS: Final = 250.0
 _ONE_CALL_SHARE: Final = 0.5
 # A subtask that gets so much more than its fair share of its vertex's input is skewed.
 _SKEWED_ABOVE_FAIR: Final = 0.2
+# A commit writes a log entry, as its checkpoint did before: one that takes so many times as long is slow by its sink.
+_SINK_ABOVE_WRITING: Final = 2.0
 # A slot reports five times a second: one that has not for so long is stuck in a call, or gone.
 SILENT_AFTER_MS: Final = 1_000.0
 # Shorter phases are not looked into.
@@ -169,7 +181,11 @@ def _culprit_of(facts: CheckpointFacts, phase: Phase) -> WaitedFor:
     call = _one_call(facts, slot, phase)
     match phase.kind:
         case PhaseKind.LOGGING:
-            return SlowStore(Where("the job log"), phase.duration_ms, 0)
+            return SlowStore(Where(JOB_LOG), phase.duration_ms, 0)
+        case PhaseKind.STORE_QUEUE:
+            return SlowStore(Where(DRIVERS_STORE), phase.duration_ms, 0)
+        case PhaseKind.BEHIND_COMMIT if phase.commit is not None:
+            return _slow_commit(facts, phase.commit, phase)
         case PhaseKind.HELD_BACK:
             return BehindSavepoint(phase.duration_ms)
         case PhaseKind.SINK:
@@ -208,6 +224,16 @@ def _overlap_ms(step: StepFacts, phase: Phase) -> float:
     return max(0.0, min(step.ended_ms, phase.ended_ms) - max(step.started_ms, phase.started_ms))
 
 
+def _slow_commit(facts: CheckpointFacts, commit: CommitFacts, phase: Phase) -> SlowCommit | SlowStore:
+    ended_ms = facts.duration_ms if commit.ended_ms is None else commit.ended_ms
+    commit_ms = ended_ms - commit.started_ms
+    if commit_ms <= _SINK_ABOVE_WRITING * commit.written_ms:
+        return SlowStore(Where(JOB_LOG), phase.duration_ms, 0)
+    return SlowCommit(
+        Where("the sink's commit"), checkpoint=commit.checkpoint, waited_ms=phase.duration_ms, commit_ms=commit_ms
+    )
+
+
 def _slow_store(slot: SlotFacts | None, phase: Phase) -> SlowStore:
     stored_bytes = 0 if slot is None else slot.stored_bytes
     return SlowStore(Where(f"checkpointLocation, written by {phase.where}"), phase.duration_ms, stored_bytes)
@@ -226,16 +252,30 @@ def _behind_data(facts: CheckpointFacts, task: TaskFacts) -> WaitedFor:
     if _waits_for_store(slow):
         changes = Where(f"checkpointLocation, changes of state of {_where(facts, slow.task).what}")
         return SlowStore(changes, slow.unstored_ms, 0)
-    offered = {each.task: each.offered_bytes for each in (slow, *facts.siblings(slow.task))}
-    total = sum(offered.values())
-    if len(offered) > 1 and total and offered[slow.task] / total >= 1 / len(offered) + _SKEWED_ABOVE_FAIR:
-        share = offered[slow.task] / total
-        return SkewedSubtask(_where(facts, slow.task), share=share, subtasks=len(offered), rows=slow.epoch_rows)
+    if (share := _skewed_share(facts, slow)) is not None:
+        subtasks = 1 + len(facts.siblings(slow.task))
+        return SkewedSubtask(_where(facts, slow.task), share=share, subtasks=subtasks, rows=slow.epoch_rows)
     return SlowOperator(
         _where(facts, slow.task),
         queued_bytes=max(slow.queued_bytes, slow.left_bytes),
         bytes_per_s=None if slow.drain_bytes_per_ms is None else slow.drain_bytes_per_ms * 1000,
     )
+
+
+def _skewed_share(facts: CheckpointFacts, task: TaskFacts) -> float | None:
+    """Of the data of all subtasks of its vertex; None if it is not far above its part.
+
+    Where checkpoints capture, each subtask works on for as long as it likes before its snapshot, and what it worked on
+    came at any time: there the last few epochs are looked at, by what came in them.
+    """
+    subtasks = (task, *facts.siblings(task.task))
+    if all(each.has_whole_epoch for each in subtasks):
+        shares = [each.offered_bytes for each in subtasks]
+    else:
+        shares = [each.came_bytes for each in subtasks]
+    total = sum(shares)
+    is_skewed = len(shares) > 1 and total and shares[0] / total >= 1 / len(shares) + _SKEWED_ABOVE_FAIR
+    return shares[0] / total if is_skewed else None
 
 
 def _busiest_behind(facts: CheckpointFacts, task: TaskFacts) -> TaskFacts:

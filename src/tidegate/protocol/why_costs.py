@@ -24,8 +24,9 @@ class OtherMode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostToStream:
     """`sync_ms`: the slot whose tasks stood still longest for their snapshots. `blocked_ms`: over all tasks, the time
-    in which one had a barrier, waited for others, and neither worked nor lacked room. `paused_ms`: the source that
-    paused longest for it.
+    in which one had a barrier, waited for others, and neither worked nor lacked room; also of one that switched in the
+    end. `paused_ms`: the source that paused longest for it, as far as its slot had reported at the end. What encoding
+    took from the stream is not measured.
     """
 
     sync_ms: float
@@ -106,6 +107,6 @@ def storage_bytes_per_ms(facts: CheckpointFacts) -> float | None:
 
 
 def _blocked_ms(task: TaskFacts) -> float:
-    if task.kind != "aligned":
-        return 0.0
+    if task.kind == "unaligned":
+        return 0.0  # it waits for no other barrier, only for the slice that it is in
     return max(0.0, task.alignment_ms - task.busy_ms - task.backpressured_ms)

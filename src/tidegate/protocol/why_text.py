@@ -6,6 +6,8 @@ from tidegate.model.units import format_bytes, format_ms
 from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
 from tidegate.protocol.critical_path import Phase
 from tidegate.protocol.culprits import (
+    DRIVERS_STORE,
+    JOB_LOG,
     BehindSavepoint,
     BigState,
     BigSynchronousPart,
@@ -20,6 +22,7 @@ from tidegate.protocol.culprits import (
     NotWritten,
     SilentSlot,
     SkewedSubtask,
+    SlowCommit,
     SlowOperator,
     SlowStore,
     UploadFailed,
@@ -67,13 +70,23 @@ def _sentence(culprit: WaitedFor, facts: CheckpointFacts) -> str:
                 f"state; nothing else in its slot goes on meanwhile."
             )
         case BigState(where, duration_ms, stored_bytes):
-            return f"{where} encoded its {format_bytes(stored_bytes)} for {format_ms(duration_ms)}, beside the stream."
+            return (
+                f"{where} encoded its {format_bytes(stored_bytes)} for {format_ms(duration_ms)}, in turns with the "
+                f"stream, which was slower meanwhile."
+            )
         case LateChannel(where, late_ms, sender):
             return f"the barrier that {sender} sent on channel {where} was heard {format_ms(late_ms)} later."
         case LateSlot(where, late_ms):
             return f"{where} reacted {format_ms(late_ms)} late, and none of its tasks was in a long step."
         case BehindSavepoint(waited_ms):
             return f"it was ready, and waited {format_ms(waited_ms)} for an older savepoint to complete."
+        case SlowCommit(_, checkpoint, waited_ms, commit_ms):
+            is_longer = commit_ms > facts.interval_ms
+            than = f", longer than the interval of {format_ms(facts.interval_ms)}" if is_longer else ""
+            return (
+                f"it was ready, and waited {format_ms(waited_ms)} behind the commit of checkpoint {checkpoint}: the "
+                f"sink, or the foreachBatch function, took {format_ms(commit_ms)} for it{than}."
+            )
         case Declined(slot, error):
             return f"{_slot(slot)} could not take its part: {_plain(error)}."
         case UploadFailed(slot, error):
@@ -116,7 +129,13 @@ def advice(culprit: Culprit, facts: CheckpointFacts) -> tuple[str, ...]:
                 f"do less in one call of {where.what}: fewer rows, a smaller batch, a timeout for what it waits for",
                 "unaligned checkpoints do not help: a call in Python cannot be interrupted",
             )
-        case SlowStore(where) if where.what == "the job log":
+        case SlowCommit():
+            return (
+                "make the commit faster: a foreachBatch or foreach function runs there, one epoch after the other",
+                "a longer checkpoint.interval: fewer commits, and each has more time",
+                "a faster store for checkpointLocation or unaligned checkpoints do not help: neither was waited for",
+            )
+        case SlowStore(where) if where.what in (JOB_LOG, DRIVERS_STORE):
             return ("use a faster store for checkpointLocation", "a longer checkpoint.interval: fewer writes")
         case SlowStore(where) if where.what.startswith("the sink"):
             return ("look at what the sink does at the end of an epoch", "a longer checkpoint.interval: fewer epochs")
@@ -138,10 +157,13 @@ def advice(culprit: Culprit, facts: CheckpointFacts) -> tuple[str, ...]:
                 "give calls that wait for something else (a database, a file system) a timeout",
             )
         case SkewedSubtask(where):
+            sooner = "a smaller checkpoint.alignedTimeout, or checkpoint.unaligned=true: it waits less for the busy one"
             return (
                 f"split the key that has most of the rows of {where.what}: a salt, or two steps of aggregation",
                 "more subtasks do not help: one key stays in one subtask",
-                "checkpoint.unaligned=auto: the barrier does not wait for the busy one",
+                "checkpoint.unaligned=auto: the barrier does not wait for the busy one"
+                if facts.kind == "aligned"
+                else sooner,
             )
         case BigSynchronousPart(where):
             return (
