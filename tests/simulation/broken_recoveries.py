@@ -11,6 +11,7 @@ from tidegate.coordinator import durable
 from tidegate.coordinator.checkpointing import Checkpointing
 from tidegate.coordinator.driver import Driver
 from tidegate.coordinator.durable import DurableJob
+from tidegate.coordinator.failed_savepoints import FailedSavepoints
 from tidegate.coordinator.running import Running
 from tidegate.coordinator.used_files import UsedFiles
 from tidegate.model.elements import EndOfInput
@@ -256,6 +257,11 @@ def retires_the_only_checkpoint(patch: Patch) -> None:
         return [c.checkpoint for c in completed if c.is_committed and not c.is_savepoint]
 
     patch.setattr(durable, "to_retire", to_retire)
+
+
+@variant(found_at=15)
+def leaves_what_was_written_of_a_savepoint_that_failed(patch: Patch) -> None:
+    patch.setattr(FailedSavepoints, "add", lambda self, failed: None)
 
 
 @variant(found_at=1)

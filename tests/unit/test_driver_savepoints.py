@@ -1,13 +1,17 @@
 """Savepoints of a running job, and stopping with one."""
 
+from typing import Any
+
 import pytest
 
-from tests.unit.driver_by_hand import RESTARTS, SLOTS, Hand, acknowledge, failed, running
+from tests.unit.driver_by_hand import DELAY_MS, RESTARTS, SLOTS, Hand, acknowledge, failed, memory_store, running
+from tidegate.coordinator import durable
+from tidegate.coordinator.durable import DurableJob, DurableSettings
 from tidegate.coordinator.launch import Ended
 from tidegate.coordinator.savepoints import SavepointWish
-from tidegate.model.errors import JobFailure
+from tidegate.model.errors import Damaged, JobFailure
 from tidegate.model.ids import CheckpointId, Generation
-from tidegate.network.messages import AbortCheckpoint, Decline, Leave, TriggerCheckpoint
+from tidegate.network.messages import AbortCheckpoint, Decline, Deploy, Failed, Leave, TriggerCheckpoint
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 
 
@@ -100,3 +104,77 @@ def test_a_stop_does_not_wait_for_a_savepoint_to_stop_with() -> None:
     job.exit(Ended())
     job.store_all()
     assert (job.state, job.committer.committed) == ("stopped", [])
+
+
+# -- slots that restore one, and find it damaged
+
+
+@pytest.fixture
+def without_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an empty file will do as what slots stored."""
+    monkeypatch.setattr(durable, "read_source_states", lambda *of: {})
+
+
+def damage(generation: int) -> Failed:
+    return Failed(Generation(generation), False, True, "0.state cannot be used", "Traceback: ...", is_damage=True)
+
+
+def taken_behind_a_checkpoint(**job: Any) -> Hand:
+    """Checkpoint 1, then savepoint 2."""
+    made = running(**job)
+    made.store.put("state", b"")
+    made.pass_ms(made.spec.checkpoints.interval_ms)
+    made.all_say(acknowledge(1))
+    made.store_all()
+    made.driver.ask_for_savepoint(wish())
+    made.places["mine/savepoint-2-g1"] = memory_store()
+    made.places["mine/savepoint-2-g1"].put("state", b"")
+    made.all_say(acknowledge(2))
+    made.store_all()
+    assert made.committer.committed == [1, 2]
+    return made
+
+
+def deployed(job: Hand) -> Deploy:
+    return [message for message in job.heard(SLOTS[0]) if isinstance(message, Deploy)][-1]
+
+
+@pytest.mark.usefixtures("without_sources")
+def test_a_savepoint_of_its_own_that_slots_find_damaged_makes_the_job_go_back() -> None:
+    job = taken_behind_a_checkpoint(restart=RESTARTS)
+    job.say(SLOTS[0], failed(1))
+    job.pass_ms(DELAY_MS)
+    job.store_all()
+    assert deployed(job).restore_location == "mine/savepoint-2-g1"
+    job.say(SLOTS[1], damage(2))
+    job.store_all()
+    again = deployed(job)
+    assert (again.generation, again.restore_location) == (3, None)
+    assert again.restore_manifest == "checkpoints/1-g1/manifest.json"
+
+
+class FromElsewhere(Hand):
+    def durable_job(self) -> DurableJob:
+        made = taken_behind_a_checkpoint()
+        return DurableJob(
+            self.store,
+            self.committer,
+            self.spec.slot_settings.plan,
+            DurableSettings(fingerprint=self.spec.fingerprint, keep=self.spec.keep, restore_from="mine/savepoint-2-g1"),
+            open_location=lambda location: made.places[location],
+            wall_ms=self.clock.wall_ms,
+        )
+
+
+@pytest.mark.usefixtures("without_sources")
+def test_a_savepoint_of_another_job_that_slots_find_damaged_is_what_the_job_ends_with() -> None:
+    job = FromElsewhere(restart=RESTARTS)
+    job.start()
+    for slot in SLOTS:
+        job.join(slot)
+    assert deployed(job).restore_location == "mine/savepoint-2-g1"
+    job.say(SLOTS[1], damage(1))
+    job.exit(Ended())
+    job.store_all()
+    assert job.state == "failed" and job.driver.view().generation == 1
+    assert isinstance(job.driver.failure, Damaged) and str(job.driver.failure) == "0.state cannot be used"

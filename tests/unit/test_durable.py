@@ -50,6 +50,7 @@ class Place:
     folder: Path
     now_ms: int = 0
     committer: Committer = field(default_factory=Committer)
+    run: str = ""
 
     @property
     def store(self) -> LocalFiles:
@@ -69,7 +70,9 @@ class Place:
             self.store,
             self.committer,
             JobPlan((), (), parallelism=parallelism, max_parallelism=max_parallelism),
-            DurableSettings(fingerprint=fingerprint, keep=keep, rollback=rollback, restore_from=restore_from),
+            DurableSettings(
+                fingerprint=fingerprint, keep=keep, rollback=rollback, restore_from=restore_from, run=self.run
+            ),
             open_location=lambda location: LocalFiles(Path(location)),
             wall_ms=lambda: self.now_ms,
         )
@@ -276,7 +279,7 @@ def test_a_damaged_checkpoint_whose_output_is_out_is_refused_by_its_file_and_not
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_without_output_is_passed_over_for_the_older_one_and_stays_where_it_is(
+def test_a_damaged_checkpoint_without_output_is_passed_over_and_stays_until_as_many_newer_ones_are_there_as_are_kept(
     place: Place, damage: Damage
 ) -> None:
     job = place.started()
@@ -284,7 +287,7 @@ def test_a_damaged_checkpoint_without_output_is_passed_over_for_the_older_one_an
     place.take(job, manifest(2, has_committables=False))
     damage.strike(place, 2)
     files = place.files()
-    next_job = place.open(keep=KeepNumber(1))
+    next_job = place.open(keep=KeepNumber(2))
     next_job.check_compatible()
     basis = next_job.start_generation(at_ms=1)
     assert (basis.restored_checkpoint, basis.next_checkpoint) == (1, 3)
@@ -293,8 +296,12 @@ def test_a_damaged_checkpoint_without_output_is_passed_over_for_the_older_one_an
     place.take(next_job, manifest(3, generation=2))
     next_job.retire(NOTHING_PENDING)
     next_job.clean_up(Generation(2))
-    left = [path for path in files if path.startswith("checkpoints/2-g1/")]
-    assert place.files() == [*left, "checkpoints/3-g2/0.state", "checkpoints/3-g2/manifest.json"]
+    assert place.files() == [*files, "checkpoints/3-g2/0.state", "checkpoints/3-g2/manifest.json"]
+    place.take(next_job, manifest(4, generation=2))
+    next_job.retire(NOTHING_PENDING)
+    assert {Path(path).parent.name for path in place.files()} == {"3-g2", "4-g2"}
+    assert place.logged(CheckpointRetired) == [1, 2]
+    assert place.open().start_generation(at_ms=2).restored_checkpoint == 4
 
 
 def test_a_passed_over_checkpoint_is_not_taken_up_again_when_its_file_is_back(place: Place) -> None:
@@ -494,19 +501,6 @@ def test_a_new_driver_keeps_the_shared_files_of_the_checkpoints_it_finds(place: 
     assert place.store.list("shared") == [SHARED_1]
     again.clean_up(Generation(2))
     assert place.store.list("shared") == [SHARED_1]
-
-
-def test_shared_files_of_a_passed_over_checkpoint_stay(place: Place) -> None:
-    job = place.started()
-    place.take(job, manifest(1))
-    place.take(job, manifest(2, has_committables=False, shared=[SHARED_2]))
-    (place.folder / "checkpoints" / "2-g1" / "0.state").unlink()
-    again = place.open(keep=KeepNumber(1))
-    assert again.start_generation(at_ms=1).restored_checkpoint == 1
-    place.take(again, manifest(3, generation=2))
-    again.retire(NOTHING_PENDING)
-    again.clean_up(Generation(2))
-    assert place.store.list("shared") == [SHARED_2]
 
 
 # -- starting from somewhere else

@@ -1,6 +1,7 @@
 """Looking at a location from outside: what is there, whether it is intact, what nobody needs."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -130,10 +131,28 @@ def test_a_damaged_file_is_named(place: Place, path: str, content: bytes | None,
 # -- what nobody needs
 
 
-def written(path: str, checkpoint: int, generation: int, belongs: Belongs = Belongs.TO_ONE_CHECKPOINT) -> WrittenFile:
+def written(
+    path: str,
+    checkpoint: int,
+    generation: int,
+    belongs: Belongs = Belongs.TO_ONE_CHECKPOINT,
+    *,
+    run: str | None = None,
+) -> WrittenFile:
     return WrittenFile(
-        path=path, checkpoint=CheckpointId(checkpoint), generation=Generation(generation), belongs=belongs
+        path=path, checkpoint=CheckpointId(checkpoint), generation=Generation(generation), belongs=belongs, run=run
     )
+
+
+def found_paths(
+    files: Sequence[WrittenFile],
+    needs: Needed,
+    *,
+    starts: Mapping[Generation, int],
+    before_ms: int,
+    runs: frozenset[str] = frozenset(),
+) -> list[str]:
+    return [file.path for file in orphans(files, needs, starts=starts, runs=runs, before_ms=before_ms)]
 
 
 def needed(*checkpoints: tuple[int, int], named: tuple[str, ...] = (), unknown_up_to: int = 0) -> Needed:
@@ -146,16 +165,30 @@ STARTS = {Generation(1): 0, Generation(2): 1_000, Generation(3): 5_000}
 
 def test_files_of_a_generation_that_may_run_are_never_orphans() -> None:
     files = [written(f"of {generation}", 9, generation) for generation in (1, 2, 3, 4)]
-    found = orphans(files, needed(), starts=STARTS, before_ms=FOREVER_MS)
-    assert [file.path for file in found] == ["of 1", "of 2"], "the third is the newest, of the fourth nothing is known"
-    found = orphans(files, needed(), starts={Generation(3): 5_000}, before_ms=FOREVER_MS)
-    assert [file.path for file in found] == ["of 1", "of 2"], "a shortened log knows the newest alone"
+    found = found_paths(files, needed(), starts=STARTS, before_ms=FOREVER_MS)
+    assert found == ["of 1", "of 2"], "the third is the newest, of the fourth nothing is known"
+    found = found_paths(files, needed(), starts={Generation(3): 5_000}, before_ms=FOREVER_MS)
+    assert found == ["of 1", "of 2"], "a shortened log knows the newest alone"
 
 
 def test_a_generation_is_over_when_the_next_one_has_been_started_for_long_enough() -> None:
     files = [written("of 1", 9, 1), written("of 2", 9, 2)]
     for before_ms, expected in [(999, []), (1_000, ["of 1"]), (4_999, ["of 1"]), (5_000, ["of 1", "of 2"])]:
-        assert [file.path for file in orphans(files, needed(), starts=STARTS, before_ms=before_ms)] == expected
+        assert found_paths(files, needed(), starts=STARTS, before_ms=before_ms) == expected
+
+
+def test_of_savepoints_only_those_of_this_jobs_own_runs_are_orphans() -> None:
+    files = [written(f"{run} of {generation}", 9, generation, run=run) for run in ("a", "b") for generation in (1, 3)]
+    for runs, expected in [("", []), ("a", ["a of 1"]), ("ab", ["a of 1", "b of 1"])]:
+        assert found_paths(files, needed(), starts=STARTS, before_ms=FOREVER_MS, runs=frozenset(runs)) == expected
+    assert found_paths(files, needed(), starts=STARTS, before_ms=999, runs=frozenset("ab")) == []
+    assert found_paths(files, needed((9, 1)), starts=STARTS, before_ms=FOREVER_MS, runs=frozenset("ab")) == []
+
+
+def test_a_savepoint_without_a_run_in_its_name_is_left_for_a_day() -> None:
+    files, day_ms = [written("of 1", 9, 1, run=""), written("of 3", 9, 3, run="")], 24 * 3_600_000
+    for before_ms, expected in [(day_ms, []), (day_ms + 999, []), (day_ms + 1_000, ["of 1"]), (FOREVER_MS, ["of 1"])]:
+        assert found_paths(files, needed(), starts=STARTS, before_ms=before_ms) == expected
 
 
 def test_what_a_kept_checkpoint_has_or_names_is_no_orphan() -> None:
@@ -166,21 +199,25 @@ def test_what_a_kept_checkpoint_has_or_names_is_no_orphan() -> None:
         written("named", 1, 1, shared),
         written("not", 1, 1, shared),
     ]
-    found = orphans(files, needed((1, 1), named=("named",)), starts=STARTS, before_ms=FOREVER_MS)
-    assert [file.path for file in found] == ["same id", "not"]
+    found = found_paths(files, needed((1, 1), named=("named",)), starts=STARTS, before_ms=FOREVER_MS)
+    assert found == ["same id", "not"]
 
 
 def test_a_damaged_manifest_may_name_any_shared_file_that_was_there_when_it_was_written() -> None:
     files = [written(str(id), id, 1, Belongs.TO_WHOEVER_NAMES_IT) for id in (3, 4, 5)]
-    found = orphans(files, needed(unknown_up_to=4), starts=STARTS, before_ms=FOREVER_MS)
-    assert [file.path for file in found] == ["5"]
+    assert found_paths(files, needed(unknown_up_to=4), starts=STARTS, before_ms=FOREVER_MS) == ["5"]
 
 
 def crashed(place: Place) -> list[str]:
-    """Generation 1 was killed in the midst of a checkpoint and a savepoint; gives what it left."""
+    """Generation 1 was killed in the midst of a checkpoint and a savepoint; gives what it left.
+
+    Another query takes a savepoint just now, which looks like one of that generation.
+    """
+    place.run = "5f2c9a1b"
     two_checkpoints(place)
-    left = ["checkpoints/3-g1/0.state", "savepoints/savepoint-4-g1/0.state", "shared/3-g1-s0.0c-1.sst"]
-    for path in [*left, "shared/3-g1-s1.channels", "checkpoints/5-g2/0.state"]:
+    left = ["checkpoints/3-g1/0.state", "savepoints/savepoint-4-g1-5f2c9a1b/0.state", "shared/3-g1-s0.0c-1.sst"]
+    others = ["checkpoints/5-g2/0.state", "savepoints/savepoint-4-g1-00c0ffee/0.state"]
+    for path in [*left, "shared/3-g1-s1.channels", *others]:
         place.store.put(path, STATE)
     for path in ["mine.txt", "shared/notes", "savepoints/mine/0.state", "staging/source-0/1", "statistics/failed.json"]:
         place.store.put(path, b"not a checkpoint's")
@@ -197,9 +234,10 @@ def test_what_a_crashed_generation_left_is_found_once_the_next_has_started(place
 
 
 def test_a_savepoint_that_is_whole_is_the_users_even_if_the_log_does_not_know_it(place: Place) -> None:
+    place.run = "5f2c9a1b"
     two_checkpoints(place)
     for name in ("manifest.json", "0.state"):
-        place.store.put(f"savepoints/savepoint-3-g1/{name}", STATE)
+        place.store.put(f"savepoints/savepoint-3-g1-5f2c9a1b/{name}", STATE)
     JobLog(place.store, driver="another").start_generation(parallelism=1, at_ms=0)
     assert find_orphans(place.store, JobLog(place.store, driver="x").read(), before_ms=FOREVER_MS) == []
 

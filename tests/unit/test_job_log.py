@@ -1,5 +1,6 @@
 """The job log is dense, has one owner at a time, and answers what a driver must know to start."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from tidegate.storage.job_log import (
     next_checkpoint_id,
     next_generation,
     retained_checkpoints,
+    runs_of,
     uncommitted,
 )
+from tidegate.storage.manifests import seal, unseal
 from tidegate.storage.store import AlreadyThere, Created, Data, LocalFiles, Store, open_store
 
 
@@ -248,7 +251,19 @@ def test_an_id_is_not_reused_even_if_its_checkpoint_never_completed() -> None:
     assert next_checkpoint_id([], []) == 1
     assert next_checkpoint_id(HISTORY, []) == 5
     assert next_checkpoint_id(HISTORY, ["checkpoints/9-g2/0.state", "shared/x"]) == 10
+    assert next_checkpoint_id(HISTORY, ["checkpoints/9-g2/0.state", "shared/11-g2-s0.channels"]) == 12
+    assert next_checkpoint_id(HISTORY, ["savepoints/savepoint-7-g2-5f2c9a1b/0.state", "savepoints/mine/0.state"]) == 8
     assert next_checkpoint_id([*HISTORY, retired(4)], []) == 5
+
+
+def test_a_log_from_before_starts_had_a_run_is_read(store: Store) -> None:
+    start(store, "a")
+    path = layout.log_entry(0)
+    record = json.loads(unseal(store.read(path), name=path))
+    assert record["entry"].pop("run") == ""
+    store.put(path, seal(json.dumps(record).encode()))
+    found = JobLog(store, driver="b").read()
+    assert found == [started(1)] and runs_of(found) == frozenset()
 
 
 def test_a_retry_that_surely_failed_does_not_make_the_first_try_sure(tmp_path: Path) -> None:

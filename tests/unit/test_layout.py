@@ -58,5 +58,14 @@ def test_a_name_that_would_leave_its_folder_or_hide_is_refused(name: str) -> Non
 @pytest.mark.parametrize("run", ["", "5f2c9a1b"])
 def test_a_savepoints_folder_reads_back(run: str) -> None:
     folder = layout.savepoint(FOLDER.checkpoint, FOLDER.generation, run=run)
-    assert layout.parse_savepoint(f"savepoints/{folder}/0.state") == FOLDER
+    found = layout.SavepointFolder(FOLDER.checkpoint, FOLDER.generation, run)
+    assert layout.parse_savepoint(f"savepoints/{folder}/0.state") == found
     assert layout.parse_savepoint(f"savepoints/{folder}-mine/0.state") is None
+
+
+def test_what_is_written_for_a_savepoint_is_told_from_what_lies_beside_it() -> None:
+    written = [layout.savepoint_manifest(), layout.savepoint_state_file(SlotIndex(7)), "shared/12-g3-s0.0a-1.sst"]
+    written.append(layout.channel_file(FOLDER, SlotIndex(1)))
+    assert all(layout.is_file_of_savepoint(path, FOLDER) for path in written)
+    for path in ("notes.txt", "0.state.bak", "x/0.state", "shared/12-g4-s0.0a-1.sst", "shared/notes", "manifest.json2"):
+        assert not layout.is_file_of_savepoint(path, FOLDER)

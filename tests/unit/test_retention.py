@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.ids import CheckpointId
-from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, to_retire
+from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, skipped_to_retire, to_retire
 
 HOUR_MS = 3_600_000
 
@@ -58,6 +58,31 @@ def test_the_newest_stays_however_long_ago_it_completed() -> None:
 
 def test_a_clock_that_was_set_back_retires_nothing_early() -> None:
     assert to_retire([completed(1, 9_000), completed(2, 9_500)], keep=KeepFor(1_000), now_ms=100) == []
+
+
+def test_one_that_was_passed_over_goes_when_so_many_newer_ones_are_committed() -> None:
+    skipped = [completed(3, committed=False), completed(5)]
+    found = [completed(2), completed(6), completed(7, committed=False), completed(8, savepoint=True)]
+    assert skipped_to_retire(skipped, found, keep=KeepNumber(1), now_ms=0) == [3, 5]
+    assert skipped_to_retire(skipped, found, keep=KeepNumber(2), now_ms=0) == [], (
+        "open ones and savepoints do not count"
+    )
+    found.append(completed(9))
+    assert skipped_to_retire(skipped, found, keep=KeepNumber(2), now_ms=0) == [3, 5]
+    assert skipped_to_retire(skipped, [completed(1), completed(2)], keep=KeepNumber(1), now_ms=0) == []
+
+
+def test_or_when_its_time_is_over_and_there_is_a_newer_one() -> None:
+    skipped = [completed(1, 1_000), completed(2, 2_000)]
+    assert skipped_to_retire(skipped, [], keep=KeepFor(1_000), now_ms=HOUR_MS) == []
+    assert skipped_to_retire(skipped, [completed(3, 2_900)], keep=KeepFor(1_000), now_ms=3_000) == [1]
+    assert skipped_to_retire(skipped, [completed(3, 2_900)], keep=KeepFor(1_000), now_ms=HOUR_MS) == [1, 2]
+
+
+@pytest.mark.parametrize("keep", [KeepNumber(1), KeepFor(0)])
+def test_a_savepoint_that_was_passed_over_stays(keep: KeepNumber | KeepFor) -> None:
+    newer = [completed(2), completed(3)]
+    assert skipped_to_retire([completed(1, savepoint=True)], newer, keep=keep, now_ms=HOUR_MS) == []
 
 
 def test_keeping_none_is_not_possible() -> None:

@@ -19,11 +19,13 @@ from tidegate.storage.job_log import (
     CheckpointSkipped,
     Committed,
     Entry,
+    GenerationStarted,
     JobLog,
     next_checkpoint_id,
     next_generation,
     retained_checkpoints,
     running_generation,
+    runs_of,
     skipped_checkpoints,
     uncommitted,
 )
@@ -81,6 +83,20 @@ def test_a_log_stays_as_short_as_what_it_has_to_say(store: LocalFiles) -> None:
     assert answers(JobLog(store, driver="b").read()) == answers(log.entries())
 
 
+def test_the_last_runs_are_remembered_and_their_older_generations_are_not(store: LocalFiles) -> None:
+    for run in range(30):
+        log = JobLog(store, driver=f"{run}")
+        for _ in range(2):
+            log.start_generation(parallelism=2, at_ms=run, run=f"{run:x}")
+        take(log, run + 1)
+        log.shorten(from_entries=FEW)
+    found = JobLog(store, driver="reader").read()
+    assert runs_of(found) == {f"{run:x}" for run in range(10, 30)}
+    generations = [entry.generation for entry in found if isinstance(entry, GenerationStarted)]
+    assert generations == [2 * run + 2 for run in range(10, 30)]
+    assert answers(found) == answers(log.entries())
+
+
 def test_few_entries_stay_as_they_are(store: LocalFiles) -> None:
     log = start(store, "a")
     take(log, 1)
@@ -95,6 +111,7 @@ def possible(entries: Sequence[Entry]) -> list[Entry]:
     found: list[Entry] = [completed(next_checkpoint_id(entries, []))]
     found += [Committed(checkpoint=one.checkpoint) for one in still_open[:1]]
     found += [CheckpointSkipped(checkpoint=one.checkpoint) for one in still_open[-1:]]
+    found += [CheckpointRetired(checkpoint=one.checkpoint) for one in skipped_checkpoints(entries)]
     return found + [CheckpointRetired(checkpoint=one.checkpoint) for one in settled]
 
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import msgspec
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
+from tidegate.coordinator.claims import ClaimRemoval, refuse_if_running
 from tidegate.coordinator.compatibility import NotRestored, check_backend, check_fits, check_is_restored
-from tidegate.coordinator.orphans import find_orphans, remove, remove_claimed
+from tidegate.coordinator.failed_savepoints import FailedSavepoint, FailedSavepoints
+from tidegate.coordinator.orphans import find_orphans, remove
 from tidegate.coordinator.rolling_back import RollingBack, output_of
 from tidegate.coordinator.state_evolution import left_out_states, with_left_out
-from tidegate.coordinator.used_files import UsedFiles
+from tidegate.coordinator.used_files import KeptFiles, shared_files
 from tidegate.model.errors import Damaged, StorageFailure
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.plan.matching import PlanMatch
@@ -35,8 +37,15 @@ from tidegate.protocol.recovery import (
     StoredCheckpoint,
     decide,
 )
-from tidegate.protocol.retention import Completed, KeepFor, KeepNumber, OnCancel, RestoreMode, to_retire
-from tidegate.protocol.shared_files import SharedFiles
+from tidegate.protocol.retention import (
+    Completed,
+    KeepFor,
+    KeepNumber,
+    OnCancel,
+    RestoreMode,
+    skipped_to_retire,
+    to_retire,
+)
 from tidegate.state.contract import HEAP
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
@@ -46,6 +55,7 @@ from tidegate.storage.job_log import (
     CheckpointRetired,
     CheckpointSkipped,
     Committed,
+    Entry,
     JobLog,
     RolledBack,
     claimed_checkpoint,
@@ -82,6 +92,7 @@ class GenerationBasis:
     source_states: dict[TaskId, bytes]
     restore_location: str | None = None
     captured_rows: CapturedRows = CapturedRows.DELIVER
+    is_own: bool = True  # not what `restore.from` names: of that there is no older one to go back to
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,8 @@ class _Choice:
 class DurableSettings:
     """`restore_from`: a checkpoint or savepoint to start from, as long as the job has none of its own.
 
-    `without_captured_rows`: a checkpoint whose rows in flight are dropped if it is the one to be restored.
+    `without_captured_rows`: a checkpoint whose rows in flight are dropped if it is the one to be restored. `run`: what
+    the names of savepoints have of this start.
     """
 
     fingerprint: tuple[str, ...]
@@ -112,6 +124,7 @@ class DurableSettings:
     on_cancel: OnCancel = OnCancel.RETAIN
     without_captured_rows: CheckpointId | None = None
     state_backend: str = HEAP
+    run: str = ""
 
 
 class DurableJob:
@@ -136,10 +149,9 @@ class DurableJob:
         self._rolling_back = RollingBack(committer, manifest_of=self._manifest)
         self._committed: dict[bytes, None] = {}
         self._noted_damage: dict[CheckpointId, str] = {}
-        self._shared = SharedFiles()
-        self._registered: set[CheckpointId] = set()
-        self._files: dict[CheckpointId, frozenset[str]] = {}
-        self._pending: frozenset[CheckpointId] = frozenset()
+        self._kept_files = KeptFiles(store, manifest_of=self._manifest)
+        self._failed_savepoints = FailedSavepoints(open_location)
+        self._claim_removal = ClaimRemoval(open_location)
         self._generation = Generation(0)
         self._left_out: dict[Place, list[UserState]] = {}
         self._log = JobLog(store, driver=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
@@ -156,6 +168,8 @@ class DurableJob:
             root, path = locate(self._settings.restore_from)
             store = self._open_location(root)
             manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
+            if self._settings.restore_mode is RestoreMode.CLAIM:
+                refuse_if_running(store, root)
             self._check_start(store, manifest)
             check_files(store, manifest, self._captured_rows_of(manifest.checkpoint))
             restored = manifest.checkpoint
@@ -176,7 +190,8 @@ class DurableJob:
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
         is_first = self._generation == 0
-        generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms)
+        run = self._settings.run
+        generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms, run=run)
         self._generation = generation
         entries = self._log.read()
         choice = self._choose(retained_checkpoints(entries))
@@ -184,7 +199,8 @@ class DurableJob:
         self._skip(choice)
         self._settle(chosen)
         self._committer.discard_uncommitted([], generation)
-        next_checkpoint = next_checkpoint_id(entries, self._store.list(layout.CHECKPOINTS))
+        places = (layout.CHECKPOINTS, layout.SHARED, layout.SAVEPOINTS)
+        next_checkpoint = next_checkpoint_id(entries, [path for place in places for path in self._store.list(place)])
         if chosen is None and self._settings.restore_from is not None:
             return self._start_from(self._settings.restore_from, generation, next_checkpoint)
         manifest = None if chosen is None else self._manifest(chosen)
@@ -226,6 +242,7 @@ class DurableJob:
             source_states=read_source_states(store, manifest, self._plan, match),
             restore_location=root,
             captured_rows=self._captured_rows_of(manifest.checkpoint),
+            is_own=False,
         )
 
     def _claim(self, checkpoint: CheckpointId, location: str, path: str) -> None:
@@ -365,7 +382,8 @@ class DurableJob:
                 output=self._rolling_back.noted_output(manifest),
             )
         )
-        self._register(manifest.checkpoint, _shared_files(manifest) if location is None else frozenset())
+        files = shared_files(manifest) if location is None else frozenset[str]()
+        self._kept_files.on_completed(manifest.checkpoint, files)
         return path if location is None else location
 
     def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
@@ -393,50 +411,64 @@ class DurableJob:
     # -- what may go
 
     def retire(self, pending: frozenset[CheckpointId], *, told: CheckpointId | None = None) -> None:
-        """Remove what retention no longer keeps, and what failed checkpoints left behind.
+        """Remove what retention no longer keeps, and what failed checkpoints and savepoints left behind.
 
         `pending`: those that were under way when the completion of `told` was told to the slots. What is complete by
-        now and was not told yet takes no other's place: the next trigger may still refer to what `told` holds.
+        now and was not told yet takes no other's place: the next trigger may still refer to what `told` holds. None
+        once there are no slots: nothing follows that could try again.
         """
         entries = self._log.read()
         self._log.check_is_ours()
         retained = retained_checkpoints(entries)
-        committed = {entry.checkpoint for entry in entries if isinstance(entry, Committed)}
-        facts = [
-            Completed(
-                checkpoint=c.checkpoint,
-                completed_at_ms=c.completed_at_ms,
-                is_committed=c.checkpoint in committed,
-                is_savepoint=c.is_savepoint,
-            )
-            for c in retained
-            if told is None or c.checkpoint <= told
-        ]
-        claimed = claimed_checkpoint(entries)
-        if claimed is not None:
-            facts.insert(0, _as_own(claimed))
-        leaving = set(to_retire(facts, keep=self._settings.keep, now_ms=self._wall_ms()))
-        for completed in retained:
-            if completed.checkpoint not in self._registered:
-                self._register(completed.checkpoint, self._shared_files_of(completed) or frozenset())
-        self._note_pending(pending)
+        leaving, claimed = self._leaving(entries, told)
+        self._kept_files.on_found(retained)
+        self._kept_files.on_pending(pending)
         for checkpoint in sorted(leaving):
             self._log.append(CheckpointRetired(checkpoint=checkpoint))
-            self._shared.on_retired(checkpoint)
-            self._registered.discard(checkpoint)
-            self._files.pop(checkpoint, None)
-        kept = {_folder(c) for c in [*retained, *skipped_checkpoints(entries)] if c.checkpoint not in leaving}
+            self._kept_files.on_retired(checkpoint)
+        staying = [c for c in [*retained, *skipped_checkpoints(entries)] if c.checkpoint not in leaving]
+        kept = {_folder(c) for c in staying}
         newest = max((c.checkpoint for c in retained), default=CheckpointId(0))
         for path in self._store.list(layout.CHECKPOINTS):
             folder = layout.parse_checkpoint(path)
             # Newer than the newest completed one may still be in the making.
             if folder is not None and folder not in kept and folder.checkpoint < newest:
                 self._store.delete(path)
-        staying = [c for c in retained if c.checkpoint not in leaving]
-        self._delete_unused_shared_files([*staying, *skipped_checkpoints(entries)])
-        if claimed is not None and claimed.checkpoint in leaving:
-            remove_claimed(self._open_location(claimed.location), claimed)
+        self._kept_files.delete_unused(staying, up_to=self._generation)
         self._log.shorten(from_entries=self._settings.log_entries)
+        # Last, as they lie elsewhere: what cannot be reached there keeps nothing here from going.
+        if told is not None:
+            self._failed_savepoints.on_acknowledged(told, entries)
+        removal = self._claim_removal
+        if claimed is not None and (removal.is_done_now(claimed) if told is None else removal.is_done(claimed)):
+            self._log.append(CheckpointRetired(checkpoint=claimed.checkpoint))
+
+    def _leaving(
+        self, entries: Sequence[Entry], told: CheckpointId | None
+    ) -> tuple[set[CheckpointId], CheckpointClaimed | None]:
+        """Of the job's own checkpoints; and the claimed one, if it goes as well."""
+        committed = {entry.checkpoint for entry in entries if isinstance(entry, Committed)}
+
+        def fact(c: CheckpointCompleted) -> Completed:
+            return Completed(
+                checkpoint=c.checkpoint,
+                completed_at_ms=c.completed_at_ms,
+                is_committed=c.checkpoint in committed,
+                is_savepoint=c.is_savepoint,
+            )
+
+        keep, now_ms, claimed = self._settings.keep, self._wall_ms(), claimed_checkpoint(entries)
+        own = [fact(c) for c in retained_checkpoints(entries) if told is None or c.checkpoint <= told]
+        going = set(to_retire([*_as_own(claimed), *own], keep=keep, now_ms=now_ms))
+        skipped = [fact(c) for c in skipped_checkpoints(entries)]
+        leaving = going | set(skipped_to_retire(skipped, own, keep=keep, now_ms=now_ms))
+        if claimed is None or claimed.checkpoint not in going:
+            return leaving, None
+        return leaving - {claimed.checkpoint}, claimed
+
+    def on_savepoint_failed(self, failed: FailedSavepoint) -> None:
+        """What is there of it goes with a later `retire`, or when the job ends."""
+        self._failed_savepoints.add(failed)
 
     def oldest_retained(self) -> CheckpointId:
         """Of the checkpoints; what a savepoint needs is the business of its owner."""
@@ -450,12 +482,11 @@ class DurableJob:
         entries = self._log.read()
         self._log.check_is_ours()
         still_open = uncommitted(entries)
-        for completed in retained_checkpoints(entries):
+        for completed in [*retained_checkpoints(entries), *skipped_checkpoints(entries)]:
             if not completed.is_savepoint and completed not in still_open:
                 self._log.append(CheckpointRetired(checkpoint=completed.checkpoint))
-        if (claimed := claimed_checkpoint(entries)) is not None:
+        if (claimed := claimed_checkpoint(entries)) is not None and self._claim_removal.is_done_now(claimed):
             self._log.append(CheckpointRetired(checkpoint=claimed.checkpoint))
-            remove_claimed(self._open_location(claimed.location), claimed)
 
     def _remove_orphans(self, *, before_ms: int) -> None:
         """Of drivers before this one; what its own generations leave, it removes as they end."""
@@ -476,57 +507,13 @@ class DurableJob:
         if isinstance(self._committer, HoldsBack):
             self._committer.publish_held()
         staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
-        retained = {_folder(completed) for completed in staying}
+        kept = {_folder(completed) for completed in staying}
         for path in self._store.list(layout.CHECKPOINTS):
             folder = layout.parse_checkpoint(path)
-            if folder is not None and folder not in retained and folder.generation <= generation:
+            if folder is not None and folder not in kept and folder.generation <= generation:
                 self._store.delete(path)
-        used = UsedFiles.of(staying, self._shared_files_of)
-        for path, folder in self._listed_shared_files():
-            if folder.generation <= generation and not used.may_need(path, folder.checkpoint):
-                self._store.delete(path)
-
-    def _note_pending(self, said: frozenset[CheckpointId]) -> None:
-        # What was pending when that was said may be complete by now, and nothing older than it can become so.
-        newest = max(self._registered, default=CheckpointId(0))
-        pending = frozenset(checkpoint for checkpoint in said if checkpoint > newest)
-        for checkpoint in sorted(self._pending - pending):
-            self._shared.on_settled(checkpoint)
-        for checkpoint in sorted(pending - self._pending):
-            self._shared.on_triggered(checkpoint)
-        self._pending = pending
-
-    def _delete_unused_shared_files(self, staying: Sequence[CheckpointCompleted]) -> None:
-        listed = self._listed_shared_files()
-        if not listed:
-            return
-        used = UsedFiles.of(staying, self._shared_files_of)
-        own = [(path, folder.checkpoint) for path, folder in listed if folder.generation <= self._generation]
-        unknown = {path for path, writer in own if used.may_need(path, writer)}
-        for path in self._shared.deletable(own):
-            if path not in unknown:
-                self._store.delete(path)
-
-    def _listed_shared_files(self) -> list[tuple[str, layout.CheckpointFolder]]:
-        found = [(path, layout.parse_shared_file(path)) for path in self._store.list(layout.SHARED)]
-        return [(path, folder) for path, folder in found if folder is not None]
-
-    def _register(self, checkpoint: CheckpointId, files: frozenset[str]) -> None:
-        self._shared.on_completed(checkpoint, files)
-        self._pending -= {checkpoint}
-        self._registered.add(checkpoint)
-        self._files[checkpoint] = files
-
-    def _shared_files_of(self, completed: CheckpointCompleted) -> frozenset[str] | None:
-        """None if that cannot be told any more, because its manifest is damaged."""
-        if completed.is_savepoint:
-            return frozenset()  # it refers to nothing, and its owner may have taken it away
-        if completed.checkpoint not in self._files:
-            try:
-                self._files[completed.checkpoint] = _shared_files(self._manifest(completed))
-            except Damaged:
-                return None
-        return self._files[completed.checkpoint]
+        self._kept_files.delete_all_but(staying, up_to=generation)
+        self._failed_savepoints.on_ended(entries)
 
     # -- reading
 
@@ -552,10 +539,11 @@ class DurableJob:
         return decode_manifest(self._place_of(completed).read(completed.manifest), name=name)
 
 
-def _as_own(claimed: CheckpointClaimed) -> Completed:
-    return Completed(
-        checkpoint=claimed.checkpoint, completed_at_ms=claimed.at_ms, is_committed=True, is_savepoint=False
-    )
+def _as_own(claimed: CheckpointClaimed | None) -> list[Completed]:
+    if claimed is None:
+        return []
+    id, at_ms = claimed.checkpoint, claimed.at_ms
+    return [Completed(checkpoint=id, completed_at_ms=at_ms, is_committed=True, is_savepoint=False)]
 
 
 def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
@@ -573,10 +561,6 @@ def check_files(store: Store, manifest: Manifest, captured_rows: CapturedRows) -
             check_sum(store.read(path), file, name=path)
         elif (found_bytes := store.size(path)) != file.length_bytes:
             raise Damaged(f"{path} has {found_bytes} bytes where the manifest says {file.length_bytes}.")
-
-
-def _shared_files(manifest: Manifest) -> frozenset[str]:
-    return frozenset(file.path for slot in manifest.slots for file in slot.shared)
 
 
 def files_of(manifest: Manifest) -> dict[str, FileSum]:

@@ -10,10 +10,10 @@ from tidegate.model.ids import CheckpointId
 from tidegate.protocol.orphans import Belongs, Needed, WrittenFile, orphans
 from tidegate.storage import layout
 from tidegate.storage.job_log import (
-    CheckpointClaimed,
     Entry,
     GenerationStarted,
     retained_checkpoints,
+    runs_of,
     skipped_checkpoints,
 )
 from tidegate.storage.manifests import decode_manifest
@@ -23,7 +23,9 @@ from tidegate.storage.store import Store
 def find_orphans(store: Store, entries: Sequence[Entry], *, before_ms: int) -> list[str]:
     """Of generations that were over at `before_ms`, by the job log's own times."""
     starts = {entry.generation: entry.at_ms for entry in entries if isinstance(entry, GenerationStarted)}
-    found = orphans(_written_files(store), _needed(store, entries), starts=starts, before_ms=before_ms)
+    found = orphans(
+        _written_files(store), _needed(store, entries), starts=starts, runs=runs_of(entries), before_ms=before_ms
+    )
     return [file.path for file in found]
 
 
@@ -33,39 +35,14 @@ def remove(store: Store, paths: Iterable[str]) -> None:
         store.delete(path)
 
 
-def remove_claimed(store: Store, claimed: CheckpointClaimed) -> None:
-    """A checkpoint of another job that this one has taken over; not what other checkpoints beside it name."""
-    try:
-        manifest = decode_manifest(store.read(claimed.manifest), name=claimed.manifest)
-    except Damaged:
-        return  # gone already, or nobody can say what belongs to it
-    own = [claimed.manifest, *(slot.path for slot in manifest.slots)]
-    shared = {file.path for slot in manifest.slots for file in slot.shared}
-    remove(store, [*own, *(shared - _named_beside(store, claimed.manifest) if shared else ())])
-
-
-def _named_beside(store: Store, claimed: str) -> set[str]:
-    """All shared files that any other manifest of that location names; every file there if one cannot be read."""
-    named: set[str] = set()
-    for path in store.list(layout.CHECKPOINTS):
-        if path == claimed or not path.endswith(f"/{layout.MANIFEST}"):
-            continue
-        try:
-            manifest = decode_manifest(store.read(path), name=path)
-        except Damaged:
-            return set(store.list(layout.SHARED))
-        named |= {file.path for slot in manifest.slots for file in slot.shared}
-    return named
-
-
 def _written_files(store: Store) -> list[WrittenFile]:
-    savepoints = {path: layout.parse_savepoint(path) for path in store.list(layout.SAVEPOINTS)}
-    # With a manifest it is the user's, whether the log came to know of it or not.
-    whole = {folder for path, folder in savepoints.items() if path.endswith(f"/{layout.MANIFEST}")}
-    unfinished = {path: folder for path, folder in savepoints.items() if folder not in whole}
-    own = {path: layout.parse_checkpoint(path) for path in store.list(layout.CHECKPOINTS)} | unfinished
+    own = {path: layout.parse_checkpoint(path) for path in store.list(layout.CHECKPOINTS)}
     shared = {path: layout.parse_shared_file(path) for path in store.list(layout.SHARED)}
-    return [*_written(own, Belongs.TO_ONE_CHECKPOINT), *_written(shared, Belongs.TO_WHOEVER_NAMES_IT)]
+    return [
+        *_written(own, Belongs.TO_ONE_CHECKPOINT),
+        *_written(shared, Belongs.TO_WHOEVER_NAMES_IT),
+        *_unfinished_savepoints(store),
+    ]
 
 
 def _written(files: Mapping[str, layout.CheckpointFolder | None], belongs: Belongs) -> Iterator[WrittenFile]:
@@ -73,6 +50,21 @@ def _written(files: Mapping[str, layout.CheckpointFolder | None], belongs: Belon
         if folder is not None:
             id, generation = folder.checkpoint, folder.generation
             yield WrittenFile(path=path, checkpoint=id, generation=generation, belongs=belongs)
+
+
+def _unfinished_savepoints(store: Store) -> Iterator[WrittenFile]:
+    found = {path: layout.parse_savepoint(path) for path in store.list(layout.SAVEPOINTS)}
+    # With a manifest it is the user's, whether the log came to know of it or not.
+    whole = {folder for path, folder in found.items() if path.endswith(f"/{layout.MANIFEST}")}
+    for path, folder in found.items():
+        if folder is not None and folder not in whole:
+            yield WrittenFile(
+                path=path,
+                checkpoint=folder.checkpoint,
+                generation=folder.generation,
+                belongs=Belongs.TO_ONE_CHECKPOINT,
+                run=folder.run,
+            )
 
 
 def _needed(store: Store, entries: Sequence[Entry]) -> Needed:

@@ -1,10 +1,11 @@
 """Which checkpoints may go, by number or by time. Which shared files go with them is decided in `shared_files`.
 
-Never the newest, never one whose commit is not recorded, never a savepoint: that one belongs to the user.
+Never the newest, never one whose commit is not recorded, never a savepoint: that one belongs to the user. One that was
+passed over because it was damaged goes as if it had been used, and takes no other one's place.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
@@ -65,3 +66,17 @@ def to_retire(completed: Sequence[Completed], *, keep: KeepNumber | KeepFor, now
         case _:
             assert_never(keep)
     return [candidate.checkpoint for candidate in leaving if candidate.is_committed]
+
+
+def skipped_to_retire(
+    skipped: Sequence[Completed], completed: Sequence[Completed], *, keep: KeepNumber | KeepFor, now_ms: int
+) -> list[CheckpointId]:
+    """Of `skipped` (passed over for an older one) those that go, now that so many newer ones are committed."""
+    committed = [each for each in completed if each.is_committed]
+
+    def goes(one: Completed) -> bool:
+        newer = [each for each in committed if each.checkpoint > one.checkpoint]
+        # What it had to commit was taken back, or comes out of newer ones: nothing of it is open any more.
+        return one.checkpoint in to_retire([replace(one, is_committed=True), *newer], keep=keep, now_ms=now_ms)
+
+    return [one.checkpoint for one in skipped if goes(one)]

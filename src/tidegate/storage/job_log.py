@@ -25,13 +25,18 @@ _SETTLE_ATTEMPTS = 3
 _READ_ATTEMPTS = 5
 # So many entries are read one by one by whoever opens the log, and listed; a checkpoint has three.
 SHORTENED_FROM = 300
+# By the runs that a summary names, what they left of savepoints is known as this job's; older ones have tidied up.
+_REMEMBERED_RUNS = 20
 
 
 class GenerationStarted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """`run`: the part of the names of its savepoints that no other start of any query has; empty in older logs."""
+
     generation: Generation
     driver: str
     parallelism: int
     at_ms: int
+    run: str = ""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -54,7 +59,10 @@ class Committed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class CheckpointRetired(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Written before its files are deleted, so that nobody chooses it while they go."""
+    """Written before its files are deleted, so that nobody chooses it while they go.
+
+    Of a claimed one, which nobody chooses once the job has its own, behind that: without the entry it is tried again.
+    """
 
     checkpoint: CheckpointId
 
@@ -152,11 +160,15 @@ class JobLog:
             if number is not None and number < end:
                 self._store.delete(path)
 
-    def start_generation(self, *, parallelism: int, at_ms: int) -> Generation:
+    def start_generation(self, *, parallelism: int, at_ms: int, run: str = "") -> Generation:
         """Takes the job over. Whoever starts last owns it; a driver that had started before and lost it stops."""
         while True:
             entry = GenerationStarted(
-                generation=next_generation(self.read()), driver=self._driver, parallelism=parallelism, at_ms=at_ms
+                generation=next_generation(self.read()),
+                driver=self._driver,
+                parallelism=parallelism,
+                at_ms=at_ms,
+                run=run,
             )
             self._stop_if_superseded()
             if self._try_append(entry):
@@ -297,18 +309,27 @@ class JobLog:
 
 
 def _summary(records: Sequence[_Record]) -> list[_Record]:
-    """Those that still say something: the newest start and checkpoint, and all about checkpoints that are not gone."""
+    """Those that still say something: the newest start and checkpoint, and all about checkpoints that are not gone.
+
+    Of the starts also the newest one of each of the last runs.
+    """
     entries = [record.entry for record in records]
     claimed = claimed_checkpoint(entries)
     staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
     newest = max((entry for entry in entries if isinstance(entry, CheckpointCompleted)), key=_id, default=None)
     ids = {entry.checkpoint for entry in staying}
     ids |= {entry.checkpoint for entry in (newest, claimed) if entry is not None}
-    running = running_generation(entries)
+    starts = [entry for entry in entries if isinstance(entry, GenerationStarted)]
+    of_runs = {entry.run: entry.generation for entry in starts if entry.run}
+    generations = {entry.generation for entry in starts[-1:]} | set(sorted(of_runs.values())[-_REMEMBERED_RUNS:])
     return [
         record
         for record in records
-        if (record.entry is running if isinstance(record.entry, GenerationStarted) else record.entry.checkpoint in ids)
+        if (
+            record.entry.generation in generations
+            if isinstance(record.entry, GenerationStarted)
+            else record.entry.checkpoint in ids
+        )
     ]
 
 
@@ -362,8 +383,15 @@ def claimed_checkpoint(entries: Sequence[Entry]) -> CheckpointClaimed | None:
 
 
 def skipped_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
+    """Passed over because they were damaged, and not retired since."""
     skipped = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointSkipped)}
+    skipped -= {entry.checkpoint for entry in entries if isinstance(entry, CheckpointRetired)}
     return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint in skipped]
+
+
+def runs_of(entries: Sequence[Entry]) -> frozenset[str]:
+    """Of this job, as far as the log still knows: what bears their names is its own."""
+    return frozenset(entry.run for entry in entries if isinstance(entry, GenerationStarted) and entry.run)
 
 
 def to_roll_back(entries: Sequence[Entry]) -> list[tuple[CheckpointCompleted, CheckpointId]]:
@@ -389,7 +417,13 @@ def uncommitted(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
 
 
 def next_checkpoint_id(entries: Sequence[Entry], stored_paths: Iterable[str]) -> CheckpointId:
-    """Higher than every id that is in the log or has left a file, completed or not; so that no id is ever reused."""
+    """Higher than every id that is in the log or has left a file, completed or not.
+
+    A checkpoint may have left nothing but shared files, or a folder of its own as a savepoint.
+    """
     logged = [entry.checkpoint for entry in entries if isinstance(entry, CheckpointCompleted)]
-    folders = [layout.parse_checkpoint(path) for path in stored_paths]
-    return CheckpointId(max([0, *logged, *(folder.checkpoint for folder in folders if folder is not None)]) + 1)
+    parsed = (
+        layout.parse_checkpoint(path) or layout.parse_shared_file(path) or layout.parse_savepoint(path)
+        for path in stored_paths
+    )
+    return CheckpointId(max([0, *logged, *(folder.checkpoint for folder in parsed if folder is not None)]) + 1)

@@ -23,7 +23,7 @@ _LOG_SUMMARY = re.compile(rf"{LOG_SUMMARIES}/(\d{{{_LOG_DIGITS}}})")
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
 _WRITTEN_STATE = re.compile(r"\d+-[^/]+\.state")
 _SHARED_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.(channels|[0-9a-f]+-\d+\.(?:sst|rows|entries))")
-_SAVEPOINT = re.compile(rf"{SAVEPOINTS}/savepoint-(\d+)-g(\d+)(?:-[0-9a-f]+)?/.*")
+_SAVEPOINT = re.compile(rf"{SAVEPOINTS}/savepoint-(\d+)-g(\d+)(?:-([0-9a-f]+))?/.*")
 _STATE_FILE = re.compile(r"(\d+)\.state")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -37,6 +37,15 @@ class CheckpointFolder:
 
     def __str__(self) -> str:
         return f"{CHECKPOINTS}/{self.checkpoint}-g{self.generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointFolder:
+    """`run`: which start of which query has taken it; empty in names that were given without."""
+
+    checkpoint: CheckpointId
+    generation: Generation
+    run: str
 
 
 def log_entry(number: int) -> str:
@@ -145,12 +154,18 @@ def parse_checkpoint(path: str) -> CheckpointFolder | None:
     return CheckpointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))))
 
 
-def parse_savepoint(path: str) -> CheckpointFolder | None:
-    """The savepoint that a file below the location's own savepoints belongs to."""
+def parse_savepoint(path: str) -> SavepointFolder | None:
+    """The savepoint that a file below the location's own savepoints belongs to; it may be another query's."""
     match = _SAVEPOINT.fullmatch(path)
     if match is None:
         return None
-    return CheckpointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))))
+    return SavepointFolder(CheckpointId(int(match.group(1))), Generation(int(match.group(2))), match.group(3) or "")
+
+
+def is_file_of_savepoint(path: str, folder: CheckpointFolder) -> bool:
+    """Whether slots and driver write it for this savepoint; the path is relative to the savepoint's own folder."""
+    is_state = _STATE_FILE.fullmatch(path) is not None
+    return is_state or path == savepoint_manifest() or parse_shared_file(path) == folder
 
 
 def parse_state_file(path: str) -> tuple[CheckpointFolder, SlotIndex] | None:

@@ -97,6 +97,15 @@ def check_location(store: SimStore, plan: JobPlan) -> None:
     _check_no_orphans(store)
 
 
+def check_savepoints(world: World, folder: str) -> None:
+    """Where no driver was lost: of those that failed nothing is left."""
+    files = SimStore(world, folder).list()
+    whole = {path.partition("/")[0] for path in files if path.endswith(f"/{layout.MANIFEST}")}
+    for path in files:
+        if path.partition("/")[0] not in whole:
+            raise SimulationFailed(f"{path} belongs to a savepoint that failed and is still there")
+
+
 def _check_retirement(entries: Sequence[Entry]) -> None:
     committed: set[CheckpointId] = set()
     for entry in entries:

@@ -24,7 +24,7 @@ from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.job import JobState
 from tidegate.protocol.requests import Afterwards, SavepointAlignment
 from tidegate.protocol.restart import FixedDelay
-from tidegate.testing.simulation.checks import check_end, check_location, check_retained
+from tidegate.testing.simulation.checks import check_end, check_location, check_retained, check_savepoints
 from tidegate.testing.simulation.connectors import SimSink
 from tidegate.testing.simulation.incarnation import Incarnation
 from tidegate.testing.simulation.scenario import MOST_SLOTS, OFTEN_RESTORED, Scenario
@@ -52,6 +52,8 @@ _TURNS_AFTER_STRIKES = 1_500
 _RESTART_DELAY_MS = 3.0
 # Of RocksDB, for the few keys of a run.
 _STATE_MEMORY_BYTES = 8 << 20
+# Elsewhere, as a user would have it: what a lost driver leaves there nobody finds.
+_SAVEPOINTS = "savepoints"
 
 
 class Strike(Enum):
@@ -87,6 +89,7 @@ class SimCluster:
         self._location = "job"
         self._left_locations: list[str] = []
         self._was_outlived = False
+        self._has_lost_a_driver = False
         self._restore_from: str | None = None
         self._slots = scenario.slots
         self._last_strike = 0
@@ -140,6 +143,8 @@ class SimCluster:
             store = SimStore(self.world, self._location)
             self.rescales += self._current.rescales
             check_end(self.world, store, self._shape, self._current, rescales=self.rescales)
+            if not self._has_lost_a_driver:
+                check_savepoints(self.world, _SAVEPOINTS)
             for left in self._left_locations:
                 check_location(SimStore(self.world, left), self._shape.plan(self._slots))
             self._current.forget_processes()
@@ -207,7 +212,7 @@ class SimCluster:
             current[0]._give_up_on(self.random.choice(waiting), FailureReason.DECLINED, "by the simulation")
 
     def _ask_for_savepoint(self, afterwards: Afterwards) -> SavepointWish:
-        wish = SavepointWish("savepoints", self.random.choice(list(SavepointAlignment)), afterwards)
+        wish = SavepointWish(_SAVEPOINTS, self.random.choice(list(SavepointAlignment)), afterwards)
         self.world.note(f"savepoint asked for, {wish.alignment.value}, then {afterwards.value}")
         self._current.driver.ask_for_savepoint(wish)
         return wish
@@ -263,6 +268,7 @@ class SimCluster:
             case Strike.SECOND_DRIVER:
                 # One that has not begun yet would itself be the second.
                 if self._current.driver.view().generation:
+                    self._has_lost_a_driver = True
                     self._retire_current(goes_on=True)
                     self._start()
             case Strike.STOP_WITH_SAVEPOINT:
@@ -283,6 +289,7 @@ class SimCluster:
             incarnation.kill_driver()
 
     def _crash_driver(self, incarnation: Incarnation) -> None:
+        self._has_lost_a_driver = True
         begun = incarnation.kill_driver()
         if self.scenario.leaves_zombies:
             self._zombies = begun
