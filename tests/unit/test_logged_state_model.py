@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.ahead_by_hand import AheadByHand
 from tests.in_memory import folder_in_memory
 from tidegate.model.ids import KeyGroupRange, range_of
-from tidegate.state import entry_files, logged
+from tidegate.state import changelog, entry_files, logged
 from tidegate.state.changelog import ChangelogBackend
 from tidegate.state.contract import RestoredSection, Section, StateBackend
 from tidegate.state.heap import HeapBackend
@@ -38,6 +38,8 @@ def everything_small() -> Iterator[Path]:
         patch.object(entry_files, "FRAME_BYTES", 150),
         patch.object(entry_files, "SMALL_FILE_BYTES", 200),
         patch.object(entry_files, "MERGED_FILES", 3),
+        patch.object(entry_files, "MOST_FILES", 6),
+        patch.object(changelog, "LEAST_OUTGROWN_BYTES", 300),
         patch.object(logged, "IMAGE_FILE_BYTES", 20),
         patch.object(logged, "MOST_UNWRITTEN_CHANGES", 8),
     ]
@@ -122,15 +124,17 @@ class Model(RuleBasedStateMachine):
             taken, self.stored_entries = self.under_way.pop(0)
             self.stored = [(own, restored_from(sections)) for own, sections in taken]
 
-    @rule(ms=st.sampled_from([1, 99, 200]))
-    def let_time_pass(self, ms: int) -> None:
+    @rule(ms=st.sampled_from([1, 99, 200]), steps=st.sampled_from([1, 2, 20]))
+    def let_time_pass(self, ms: int, steps: int) -> None:
         self.clock.advance(ms)
         for _, backend in self.backends:
             if isinstance(backend, ChangelogBackend):
-                backend.on_time(self.clock.monotonic_ms())
+                for _ in range(steps):
+                    backend.on_time(self.clock.monotonic_ms())
 
     @rule(error=st.sampled_from([None, None, OSError("full")]))
-    def finish_images(self, error: BaseException | None) -> None:
+    def finish_storing(self, error: BaseException | None) -> None:
+        self.ahead.stored.update(self.ahead.changes)
         self.ahead.finish_images(error)
 
     @rule(parallelism=st.integers(1, 4), kind=st.integers(0, 2))

@@ -1,7 +1,7 @@
 """What RocksDB adds to the conformance suite: files that are stored once, folders that go, state of the heap."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,14 +10,18 @@ import pytest
 from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
 from tidegate.state import sst_files
-from tidegate.state.contract import LocalFile, RestoredSection, Section
+from tidegate.state.contract import KeyedState, LocalFile, RestoredSection, Section
 from tidegate.state.heap import HeapBackend
-from tidegate.state.rocksdb import MOST_HELD_BYTES, RocksBackend
+from tidegate.state.logged import LoggedOrderedState
+from tidegate.state.rocksdb import MOST_HELD_BYTES, RocksBackend, RocksState
 from tidegate.state.rocksdb_options import RocksMemory
 from tidegate.state.sst_files import Chunks, Folder, StoredFile
+from tidegate.state.subkeys import OrderedSubkeys
+from tidegate.state.ttl import TtlState
 from tidegate.storage.manifests import SharedFile
 from tidegate.storage.state_file import sum_of
 from tidegate.storage.store import LocalFiles
+from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
 
 ALL = KeyGroupRange(0, 128)
@@ -297,6 +301,25 @@ def test_who_writes_too_much_meanwhile_waits_for_the_files(backends: Backends) -
     assert backend._making is None
     assert all(state.get(3, b"%d" % number) is not None for number in range(10))
     assert len(sections) == 1
+
+
+@pytest.mark.parametrize("handed_on", [lambda state: state, LoggedOrderedState, OrderedSubkeys])
+def test_expiry_does_not_wait_for_the_files_and_goes_on_once_they_are_made(
+    backends: Backends, handed_on: Callable[[RocksState], KeyedState]
+) -> None:
+    backend, clock = backends.new(), ManualClock()
+    state = handed_on(backend.keyed("seen?ttl"))
+    expiring = TtlState(state, ttl_ms=10, clock=clock, key_groups=KeyGroupRange(3, 5))
+    for key_group in (3, 4):
+        expiring.put(key_group, b"k", b"v")
+    clock.advance(10)
+    assert expiring.expire_some(1) == 1, "and stands amid the entries"
+    sections = as_if_in_the_making(backend)
+    assert expiring.expire_some(1) == 0
+    assert backend._making is not None, "it did not wait"
+    backend._making.is_made = True
+    assert expiring.expire_some(1) == 1
+    assert dict(backends.new(restored=restored_from(sections)).keyed("seen?ttl").scan(4)).keys() == {b"k"}
 
 
 def test_files_that_could_not_be_made_are_an_error_of_the_snapshot_and_not_of_the_state(

@@ -84,6 +84,7 @@ def test_a_log_that_is_adopted_keeps_the_names_of_its_files_and_their_order(tmp_
     assert list(found.values()) == [b"first", b"second", b"third"]
     assert list(found)[:2] == list(stored)
     assert [file.number for file in again.files] == [1, 2, 3]
+    assert [file.written_bytes for file in again.files] == [5, 6, 5]
 
 
 def test_what_could_not_be_written_is_never_stored(tmp_path: Path) -> None:

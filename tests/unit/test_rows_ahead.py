@@ -13,6 +13,7 @@ from tidegate.state.rows_ahead import LONGEST_LOOK_MS, LOOK_MS, SHORT_WAIT_MS, W
 from tidegate.state.sst_files import Folder
 from tidegate.state.stepwise_file import Pieces, StepwiseFile
 from tidegate.testing.manual_clock import ManualClock
+from tidegate.testing.state_suite import restored_from
 
 ENOUGH = 100
 
@@ -220,6 +221,20 @@ def test_rows_count_as_unstored_from_the_look_that_finds_them_until_their_file_i
     rows.waiting = ENOUGH // 2
     following.pass_time(LOOK_MS)
     assert following.follower.unstored_bytes() == file_bytes // 2, "by the rows that are in files"
+
+
+def test_rows_that_change_after_a_restore_count_by_those_in_the_files_that_were_restored(tmp_path: Path) -> None:
+    before = RowLog(KeyGroupRange(0, 8), Folder(tmp_path / "before"))
+    before.append([_part_of(1), _part_of(2)], ENOUGH)
+    (stored,) = restored_from([before.section()])
+    following = Following(tmp_path / "slot")
+    following.log.adopt(stored)
+    assert following.follower.unstored_bytes() == len("part 1part 2")
+    following.ahead.stored.update(file.name for file in following.log.files)
+    assert following.rows is not None
+    following.rows.waiting = ENOUGH // 2
+    following.pass_time(LOOK_MS)
+    assert following.follower.unstored_bytes() == len("part 1part 2") // 2
 
 
 def test_a_full_disk_is_left_alone_for_a_while_and_the_file_to_the_next_checkpoint(

@@ -17,6 +17,7 @@ from tidegate.operators import (
     evicted_rows,
     log_book,
     logged_rows,
+    logged_sessions,
     parts,
     rows_on_disk,
     sessions_on_disk,
@@ -42,6 +43,8 @@ def take_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logged_rows, "_MOST_GONE", 6)
     monkeypatch.setattr(log_book, "_MOST_UNWRITTEN_ROWS", 20)
     monkeypatch.setattr(logged_rows, "_LOOKED_AT", 5)
+    monkeypatch.setattr(logged_rows, "_MARKED", 2)
+    monkeypatch.setattr(logged_sessions, "_LOOKED_AT", 5)
     monkeypatch.setattr(logged_rows, "_FEW_PARTS", 0)
     monkeypatch.setattr(block_marks, "LEAST_SLOTS", 20)
     monkeypatch.setattr(block_marks, "_STEP_BLOCKS", 1)

@@ -10,6 +10,7 @@ a row that is owed change before it is taken.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -34,8 +35,10 @@ from tidegate.state.row_log import LogFile, RowLog
 # Keys that are gone are in memory until they are written.
 _MOST_GONE: Final = 1 << 17
 
-# So many slots are looked at in a step for rows in files that are given up: a ms.
+# So many slots are looked at in a step for rows in files that are given up: a ms. Of those of small files, which lie
+# here and there, it is so many in the same time.
 _LOOKED_AT: Final = 1 << 20
+_MARKED: Final = 1 << 17
 # Rows that are no more than so many parts are taken in one: freezing so many of all copies all.
 _FEW_PARTS: Final = 8
 
@@ -45,6 +48,9 @@ _ANY_CHANGE = np.uint8(_CHANGED | _CHANGED_TOO)
 _USED, _HERE = np.uint8(2), np.uint8(4)
 # Changed since rows were last looked at to be taken ahead.
 _RECENT = np.uint8(16)
+# For the number of a file: the one that had the slot's row was given up, so that it is in none until it is taken again.
+# Older ones may have what it was before.
+_GIVEN_UP: Final = -1
 
 
 class SlottedRows(Protocol):
@@ -81,7 +87,7 @@ class LoggedRows:
         # Slots that changed since the last snapshot, and those that are owed to it: they change places with each.
         self._changed = BlockMarks(self._flags, _CHANGED)
         self._owed = BlockMarks(self._flags, _CHANGED_TOO)
-        # The file in which the slot's row is as it was last written; 0 if in none.
+        # The file in which the slot's row is as it was last written; 0 if no file has one that counts.
         self._numbers: GrowingArray[np.int32] = GrowingArray(np.int32)
         self._live_in: dict[int, int] = {}
         self._gone: list[GoneKeys] = []
@@ -91,6 +97,8 @@ class LoggedRows:
         self._taking: Taking | None = None
         # A round of taking ahead of the next snapshot, what the last one saw, and files that nobody has asked for.
         self._round: Taking | None = None
+        # The number of the first of the small files that the round gives up, until it has; else 0.
+        self._gives_up_from = 0
         self._looked_at = (0, 0)
         self._taken_files: list[LogFile] = []
         self._epoch = RowsOfEpoch(log.next_number)
@@ -151,7 +159,7 @@ class LoggedRows:
     def forget(self, slots: Slots) -> None:
         """Whatever the log has of them does not count any more, but for a snapshot that was taken before."""
         self.before_change(slots)
-        logged = slots[self._numbers.used[slots] > 0]
+        logged = slots[self._numbers.used[slots] != 0]
         if len(logged) == 0:
             return
         self._take_out(logged)
@@ -200,7 +208,7 @@ class LoggedRows:
 
     def is_consistent(self) -> bool:
         """Whether each file has as many live rows as slots say; for tests."""
-        in_file = np.bincount(self._numbers.used, minlength=1)
+        in_file = np.bincount(np.maximum(self._numbers.used, 0), minlength=1)
         counted = {number: int(in_file[number]) if number < len(in_file) else 0 for number in self._live_in}
         return counted == self._live_in and sum(counted.values()) == int(in_file[1:].sum())
 
@@ -251,7 +259,7 @@ class LoggedRows:
         for file in files[last:]:
             slots = self._slots_in[file.number]
             found.append(slots[self._numbers.used[slots] == file.number])
-            self._numbers.used[found[-1]] = 0
+            self._numbers.used[found[-1]] = _GIVEN_UP
         # Older files may hold rows of these.
         self._gone = [gone for file in files[last:] for gone in self._gone_in[file.number]] + self._gone
         self._drop(files[last:])
@@ -300,6 +308,7 @@ class LoggedRows:
             self._rule_at_barrier = log_book.AT_BARRIER_AFTER_AHEAD
             self._drop_empty_files()
             self._round = Taking(self._advance_round, tuple(self._log.files), [])
+            self._gives_up_from = self._first_small_file()
         self._advance_round(self._round)
         return self._round is not None
 
@@ -316,15 +325,13 @@ class LoggedRows:
 
     def _advance_round(self, ahead: Taking) -> None:
         slot_count = self._flags.count
-        if ahead.is_owed:
+        if self._gives_up_from:
+            self._give_up_some()
+            ahead.kept = tuple(self._log.files)
+        elif ahead.is_owed:
             found, ahead.looked_to = self._changed.take(ahead.looked_to, log_book.PART_ROWS)
             ahead.looked_at += len(found)
-            slots = self._worth_taking(found)
-            written_rows = log_book.rows_ahead(self._uses(self._log.files), len(slots))
-            if written_rows and not ahead.added:
-                slots = np.union1d(slots, self._give_up_small_files(written_rows, log_book.AHEAD))
-                ahead.kept = tuple(self._log.files)
-            self._take_ahead(ahead, slots)
+            self._take_ahead(ahead, self._worth_taking(found))
             if ahead.looked_to == slot_count:
                 ahead.is_owed, ahead.looked_to = False, 0
                 ahead.moves_until = self._given_up_until(ahead, log_book.AHEAD)
@@ -333,15 +340,55 @@ class LoggedRows:
         else:
             self._end_round()
 
+    def _first_small_file(self) -> int:
+        """The number of the first that is written anew with what a round takes, by what its first part would; or 0."""
+        found, _ = self._changed.take(0, log_book.PART_ROWS)
+        self._changed.mark(found)
+        is_chosen = self._chosen(found, copy(self._epoch))
+        files, uses = self._log.files, self._uses(self._log.files)
+        written_rows = log_book.rows_ahead(uses, int(np.count_nonzero(is_chosen)))
+        if not written_rows:
+            return 0
+        last = log_book.last_kept(uses, written_rows, self._live_count(), log_book.AHEAD)
+        return files[last].number if last < len(files) else 0
+
+    def _give_up_some(self) -> None:
+        """Rows of the last file count as changed from here on: the round takes them, or the next snapshot does."""
+        file = self._log.files[-1]
+        slots = self._slots_in[file.number]
+        some, self._slots_in[file.number] = slots[:_MARKED], slots[_MARKED:]
+        moved = some[self._numbers.used[some] == file.number]
+        flags = self._flags.used[moved]
+        # What was written as it is has not changed of late.
+        flags[(flags & self._changed.bit) == 0] &= ~_RECENT
+        self._flags.used[moved] = flags | self._changed.bit
+        self._changed.mark(moved)
+        self._numbers.used[moved] = _GIVEN_UP
+        self._live_in[file.number] -= len(moved)
+        if len(slots) > _MARKED:
+            return
+        # Older files may hold rows of these.
+        self._gone = self._gone_in[file.number] + self._gone
+        self._drop([file])
+        self._log.files = self._log.files[:-1]
+        if file.number == self._gives_up_from:
+            self._gives_up_from = 0
+
     def _worth_taking(self, changed: Slots) -> Slots:
         """Those that have not changed since the last look, and are not written ahead too often."""
-        is_recent = (self._flags.used[changed] & _RECENT) != 0
+        is_chosen = self._chosen(changed, self._epoch)
         self._flags.used[changed] &= ~_RECENT
-        is_chosen = self._epoch.chosen(~is_recent, self._numbers.used[changed])
         # The others have changed still.
         self._changed.mark(changed[~is_chosen])
         chosen: Slots = changed[is_chosen]
         return chosen
+
+    def _chosen(self, changed: Slots, epoch: RowsOfEpoch) -> Flags:
+        """Rows of files that were given up do not count there: they are written again whether or not they change."""
+        numbers = self._numbers.used[changed]
+        can_be, is_given_up = (self._flags.used[changed] & _RECENT) == 0, numbers == _GIVEN_UP
+        is_chosen: Flags = epoch.chosen(can_be & ~is_given_up, numbers) | (can_be & is_given_up)
+        return is_chosen
 
     def _take_ahead(self, ahead: Taking, slots: Slots) -> None:
         # A key may have left since the last part, after its row was taken, and be back: each needs a file of its own.
@@ -352,6 +399,7 @@ class LoggedRows:
         """Whatever was taken by now is in its files."""
         if self._round is not None:
             ahead, self._round = self._round, None
+            self._gives_up_from = 0
             self._note_taken(ahead)
             self._taken_files += ahead.take_whole_files()
             self._looked_at = ahead.looked_at, ahead.row_count

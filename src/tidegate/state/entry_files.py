@@ -7,7 +7,7 @@ them, not when an image is due. Must never remove a file that a snapshot refers 
 import secrets
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,11 +23,13 @@ from tidegate.state.stepwise_file import Pieces, StepwiseFile, fetch, read_descr
 FRAME_BYTES = 1 << 20
 # An image is written in files of about this size, so that a restore with other key groups need not read them all.
 IMAGE_FILE_BYTES = 32 << 20
-# Files of changes that are smaller than this, or than this part of the image, are written anew with later ones: so
-# many together, so that there are not too many files, and each change is written again once or twice.
+# Files of changes at the end of the log that are smaller than this, or than this part of the state or of the log, are
+# written anew: so many together, so that there are not too many files, and each change is written again once or twice.
 SMALL_FILE_BYTES = 1 << 20
-SMALL_PART_OF_IMAGE = 256
+SMALL_PART = 256
 MERGED_FILES = 8
+# With more than these, some are written anew that are not small, or not at the end.
+MOST_FILES = 256
 # What encoding an entry costs beside its bytes, as bytes.
 _ENTRY_BYTES = 64
 
@@ -64,7 +66,10 @@ class _Described(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EntryFile(StepwiseFile):
-    """`number`: later files have greater ones. `level`: how often what is in it was written anew."""
+    """`number`: later files have greater ones; one of several files has that of the last of them.
+
+    `level`: how often what is in it was written anew. `noted_bytes`: about what it will have, as far as that is known.
+    """
 
     def __init__(
         self,
@@ -75,11 +80,18 @@ class EntryFile(StepwiseFile):
         parts: Iterable[Pieces] | None,
         *,
         level: int,
+        noted_bytes: int = 0,
     ) -> None:
         super().__init__(name, folder, parts, noun="Entries of state")
         self.number = number
         self.key_groups = key_groups
         self.level = level
+        self._noted_bytes = noted_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """About so much, until it is written."""
+        return self.written_bytes if self.is_written() else max(self.written_bytes, self._noted_bytes)
 
     def described(self) -> _StoredFile:
         return _StoredFile(self.name, self.key_groups.first, self.key_groups.last, self.level)
@@ -100,35 +112,65 @@ class EntryFiles:
 
     def new_image(self, parts: Iterable[tuple[KeyGroupRange, Changes]]) -> list[EntryFile]:
         """Files that are still to be written, one for each part; they are nobody's yet."""
-        return [self._new(key_groups, [], entries, level=0) for key_groups, entries in parts]
+        return [self._new(key_groups, _frames_of(entries)) for key_groups, entries in parts]
 
-    def append(self, changes: Changes) -> EntryFile:
-        """A file that is still to be written."""
-        file = self._new(self.key_groups, [], changes, level=0)
+    def append(self, changes: Changes, noted_bytes: int = 0) -> EntryFile:
+        """A file that is still to be written; `noted_bytes`: about its size."""
+        file = self._new(self.key_groups, _frames_of(changes), noted_bytes=noted_bytes)
         self.changes.append(file)
         return file
 
     def append_and_join(self, changes: Changes) -> EntryFile:
-        """The same; small files before it are written anew with it."""
-        merged: list[EntryFile] = []
-        level = 0
-        while len(self._small_of(level)) == MERGED_FILES - 1:
-            merged = self.changes[-(MERGED_FILES - 1) :] + merged
-            del self.changes[-(MERGED_FILES - 1) :]
-            level += 1
-        file = self._new(self.key_groups, merged, changes, level=level)
-        self.changes.append(file)
-        return file
+        """The same; if there are too many files before it, some of them are to be written anew as one."""
+        if run := self.run_to_join(self.image_bytes()):
+            self.put_in_place(run, self.joined(run))
+        return self.append(changes)
 
     def newest_number(self) -> int:
         """Of its files so far."""
         return self._next_number - 1
 
+    # -- joining
+
+    def run_to_join(self, state_bytes: int) -> Sequence[EntryFile]:
+        """Files of changes, one behind the other, that should be one; none, if there are not too many."""
+        files = self.changes
+        small = _last_of(files, lambda file: file.size_bytes < self._small_bytes(state_bytes))
+        for level in sorted({file.level for file in small}):
+            # Those of lower levels in between are taken along.
+            run = _last_of(small, lambda file, level=level: file.level <= level)  # type: ignore[misc]
+            places = [at for at, file in enumerate(run) if file.level == level]
+            if len(places) >= MERGED_FILES:
+                return run[: places[MERGED_FILES - 1] + 1]
+        if len(files) <= MOST_FILES:
+            return ()
+        # By the largest of each: a large one that is joined with its small neighbours would be again with the next.
+        runs = [files[at : at + MERGED_FILES] for at in range(max(1, len(files) - MERGED_FILES + 1))]
+        return min(runs, key=lambda run: (max(file.size_bytes for file in run), sum(file.size_bytes for file in run)))
+
+    def joined(self, run: Sequence[EntryFile]) -> EntryFile:
+        """What is in all of these, in a file that is still to be written; it is nobody's yet."""
+        level = 1 + max(file.level for file in run)
+        return self._new(self.key_groups, _copied(run), level=level, number=run[-1].number)
+
+    def put_in_place(self, run: Sequence[EntryFile], joined: EntryFile) -> None:
+        """Of those of them that still count. The first ones may not: then it says again what an image holds."""
+        if run[-1] not in self.changes:
+            return
+        at = next(at for at, file in enumerate(self.changes) if file in run)
+        kept = [file for file in self.changes if file not in run]
+        self.changes = [*kept[:at], joined, *kept[at:]]
+
+    def _small_bytes(self, state_bytes: int) -> int:
+        return max(SMALL_FILE_BYTES, max(state_bytes, self.changes_bytes()) // SMALL_PART)
+
+    # -- what there is
+
     def image_bytes(self) -> int:
         return sum(file.written_bytes for file in self.image)
 
     def changes_bytes(self) -> int:
-        return sum(file.written_bytes for file in self.changes)
+        return sum(file.size_bytes for file in self.changes)
 
     def is_written(self) -> bool:
         return all(file.is_written() for file in (*self.image, *self.changes))
@@ -176,19 +218,20 @@ class EntryFiles:
         self.clear()
         self._folder = self._slot_folder = None
 
-    def _small_of(self, level: int) -> Sequence[EntryFile]:
-        """Of the last files those that may be written anew together, as one of the next level."""
-        small_bytes = max(SMALL_FILE_BYTES, self.image_bytes() // SMALL_PART_OF_IMAGE)
-        last = self.changes[-(MERGED_FILES - 1) :]
-        return [file for file in last if file.level == level and file.written_bytes < small_bytes]
-
     def _new(
-        self, key_groups: KeyGroupRange, merged: Sequence[EntryFile], entries: Changes, *, level: int
+        self,
+        key_groups: KeyGroupRange,
+        parts: Iterable[Pieces],
+        *,
+        level: int = 0,
+        number: int | None = None,
+        noted_bytes: int = 0,
     ) -> EntryFile:
-        number = self._next_number
+        own = self._next_number
         self._next_number += 1
-        name = f"{self._token}-{number}{_SUFFIX}"
-        return EntryFile(name, number, key_groups, self._home(), _parts(merged, entries), level=level)
+        name = f"{self._token}-{own}{_SUFFIX}"
+        of_file = own if number is None else number
+        return EntryFile(name, of_file, key_groups, self._home(), parts, level=level, noted_bytes=noted_bytes)
 
     def _home(self) -> Folder:
         if self._folder is None:
@@ -214,21 +257,36 @@ def changes_in(section: RestoredSection, key_groups: KeyGroupRange, *, folder: P
                 yield from _read(path, key_groups)
 
 
-def _parts(merged: Sequence[EntryFile], entries: Changes) -> Iterator[Pieces]:
-    for file in merged:
+def _last_of(files: Sequence[EntryFile], belongs: Callable[[EntryFile], bool]) -> Sequence[EntryFile]:
+    """As many as belong together at the end."""
+    first = len(files)
+    while first and belongs(files[first - 1]):
+        first -= 1
+    return files[first:]
+
+
+def _copied(files: Sequence[EntryFile]) -> Iterator[Pieces]:
+    pieces: list[bytes] = []
+    left_bytes = FRAME_BYTES
+    for each in files:
         # It may have been begun for a checkpoint that was aborted.
-        for _ in file.steps():
+        for _ in each.steps():
             yield ()
-        yield from _pieces_of(file.path)
+        with open(each.path, "rb") as file:
+            while piece := file.read(left_bytes):
+                pieces.append(piece)
+                left_bytes -= len(piece)
+                if left_bytes == 0:
+                    yield pieces
+                    pieces, left_bytes = [], FRAME_BYTES
+    if pieces:
+        yield pieces
+
+
+def _frames_of(entries: Changes) -> Iterator[Pieces]:
     for state, groups in entries.items():
         for frame in _frames(state, groups):
             yield _LENGTH.pack(len(frame)), frame
-
-
-def _pieces_of(path: Path) -> Iterator[Pieces]:
-    with open(path, "rb") as file:
-        while piece := file.read(FRAME_BYTES):
-            yield (piece,)
 
 
 def _frames(state: str, groups: Mapping[int, Mapping[bytes, bytes | None]]) -> Iterator[bytes]:

@@ -44,6 +44,7 @@ class RocksState:
         self._family_name = _family_name(name)
         self._family = instance.families.get(self._family_name)
         self.held: dict[bytes, bytes | None] | None = None
+        self.scan = _Scan(self, backend)
 
     def get(self, key_group: int, key: bytes) -> bytes | None:
         stored_key = prefix_of(key_group) + key
@@ -114,7 +115,7 @@ class RocksState:
         entries = entries_of(self._family, key_group, key_group + 1, start, end)
         return first_entries(self._walk(entries), most, most_bytes)
 
-    def scan(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
+    def entries_of_group(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
         if self.held is not None:
             self._backend.settle()
         if self._family is None:
@@ -224,6 +225,20 @@ class RocksState:
         raise DidNotHappen(f"State {self._name!r} in RocksDB could not be {done}: {error}.") from error
 
 
+class _Scan:
+    """Of a state: whoever it is handed on to can ask first whether it waits for the files of a snapshot."""
+
+    def __init__(self, state: RocksState, backend: "RocksBackend") -> None:
+        self._state = state
+        self._backend = backend
+
+    def __call__(self, key_group: int) -> Iterator[tuple[bytes, bytes]]:
+        return self._state.entries_of_group(key_group)
+
+    def waits(self) -> bool:
+        return self._state.held is not None and self._backend.is_making_files()
+
+
 class RocksBackend:
     """`StateBackend` on this machine's disk. What it makes in the slot's `folder` goes with it, or with a snapshot."""
 
@@ -293,9 +308,13 @@ class RocksBackend:
         # In order: RocksDB would wait for a folder that is gone.
         self.close()
 
+    def is_making_files(self) -> bool:
+        """Those of a snapshot."""
+        return self._making is not None and not self._making.is_made
+
     def let_go(self) -> None:
         """Writes what is held if it may be written by now, or if there is too much of it to wait on."""
-        if self._making is None or self._making.is_made or self.held_bytes >= MOST_HELD_BYTES:
+        if not self.is_making_files() or self.held_bytes >= MOST_HELD_BYTES:
             self.settle()
 
     def settle(self) -> None:

@@ -125,6 +125,7 @@ class RowLog:
             file = LogFile(stored.name, self._next_number, stored.row_count, self._home())
             self._next_number += 1
             fetch(section, stored.name, file.path, noun=_NOUN)
+            file.written_bytes = file.path.stat().st_size
             self.files.append(file)
 
     def section(self, made: FilesBeingMade | None = None) -> Section:

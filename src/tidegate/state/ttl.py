@@ -1,11 +1,13 @@
 """Entries that live for a while: each value starts with the time at which it expires.
 
 An expired entry reads as absent at once and is removed later, a few at a time. Every put starts the time anew, a get
-does not. Must never wrap a state that also has entries without an expiry: the name tells the two apart.
+does not. Must never wrap a state that also has entries without an expiry: the name tells the two apart; nor wait for
+anything only to remove some.
 """
 
 import struct
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import Damaged
@@ -27,6 +29,15 @@ def ttl_name(name: str) -> str:
     return name + TTL_SUFFIX
 
 
+@runtime_checkable
+class WaitingScan(Protocol):
+    """The `scan` of a state that cannot be scanned at times."""
+
+    def waits(self) -> bool:
+        """Whether it would if it was called now."""
+        ...
+
+
 class TtlState:
     """`KeyedState` over another one."""
 
@@ -37,6 +48,8 @@ class TtlState:
         self._key_groups = key_groups
         self._cursor_group = key_groups.first
         self._cursor: Iterator[tuple[bytes, bytes]] | None = None
+        scan = state.scan
+        self._waiting_scan = scan if isinstance(scan, WaitingScan) else None
 
     def get(self, key_group: int, key: bytes) -> bytes | None:
         stored = self._state.get(key_group, key)
@@ -57,7 +70,12 @@ class TtlState:
                 yield key, stored[_EXPIRY.size :]
 
     def expire_some(self, budget: int) -> int:
-        """Goes on where the last call stopped; removes at most `budget` expired entries and tells how many."""
+        """Goes on where the last call stopped; removes at most `budget` expired entries and tells how many.
+
+        None while the state cannot be scanned: there is no hurry, and the stream would wait.
+        """
+        if self._waiting_scan is not None and self._waiting_scan.waits():
+            return 0
         now_ms = self._clock.wall_ms()
         removed = 0
         for key_group, key, seen in self._next_entries(LOOKS_PER_REMOVAL * budget):
