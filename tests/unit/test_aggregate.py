@@ -15,6 +15,7 @@ from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators import aggregate, columnar, stored_rows
 from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.build import build_operator
+from tidegate.operators.changed_groups import EMIT_INTERVAL_MS
 from tidegate.operators.columnar import KeyIndex
 from tidegate.operators.contract import TaskContext
 from tidegate.plan.expressions import Call, Column
@@ -68,6 +69,10 @@ class Harness:
         self.out.clear()
         self.operator.before_barrier(self.out.append)
         return [tuple(row.values()) for batch in self.out for row in batch.to_pylist()]
+
+    def give(self, max_rows: int = 1 << 16) -> int:
+        """A step's part of what is due to be shown."""
+        return self.operator.give(max_rows, self.out.append)
 
     def emitted_rows(self) -> int:
         return sum(batch.num_rows for batch in self.out)
@@ -227,44 +232,46 @@ def test_arguments_and_results_are_expressions() -> None:
 
 def test_output_is_gathered_for_a_while_but_not_held_longer() -> None:
     harness = Harness(spec_of([pa.int64()]))
+    assert harness.operator.next_deadline_ms() is None
     harness.process([1], [1])
     harness.clock.advance_to(99)
     harness.process([1], [1])
-    harness.operator.on_idle(harness.out.append)
-    assert harness.emitted_rows() == 0
+    assert harness.give() == 0
+    assert harness.operator.next_deadline_ms() == 100
     harness.clock.advance_to(100)
-    harness.operator.on_idle(harness.out.append)
-    assert harness.emitted_rows() == 1
+    assert harness.operator.holds_rows()
+    assert harness.operator.next_deadline_ms() is None, "it is due"
+    assert harness.give() == 1
+    assert not harness.operator.holds_rows()
     harness.clock.advance_to(199)
     harness.process([1], [1])
-    assert harness.emitted_rows() == 1
+    assert harness.give() == 0
     harness.clock.advance_to(200)
     harness.process([1], [1])
+    assert harness.give() == 1
     assert [batch.column("rows").to_pylist() for batch in harness.out] == [[2], [4]]
 
 
-def test_an_idle_moment_brings_out_a_part_of_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate, "EMIT_BATCH_ROWS", 100)
+def test_a_step_brings_out_a_part_of_what_changed() -> None:
     harness = Harness(spec_of([pa.int64()]))
     count = 20_000
     harness.process(list(range(count)), [1] * count)
-    before = harness.emitted_rows()
-    harness.clock.advance(aggregate.EMIT_INTERVAL_MS)
-    harness.operator.on_idle(harness.out.append)
-    assert before < harness.emitted_rows() < count
-    while harness.operator._has_dirty:
-        harness.clock.advance(aggregate.EMIT_INTERVAL_MS)
-        harness.operator.on_idle(harness.out.append)
+    assert harness.emitted_rows() == 0
+    harness.clock.advance(EMIT_INTERVAL_MS)
+    sizes = []
+    while harness.operator.holds_rows():
+        sizes.append(harness.give(100))
+    assert set(sizes) == {100}
     assert harness.emitted_rows() == count
 
 
 def test_a_sink_without_order_gets_each_group_once_per_epoch() -> None:
     harness = Harness(replace(spec_of([pa.string()]), group_rows=GroupRows.ONCE_PER_EPOCH))
     for value in range(3):
-        harness.clock.advance(10 * aggregate.EMIT_INTERVAL_MS)
+        harness.clock.advance(10 * EMIT_INTERVAL_MS)
         harness.process(["a"], [value])
-    harness.operator.on_idle(harness.out.append)
-    assert harness.emitted_rows() == 0
+    assert harness.operator.next_deadline_ms() is None
+    assert harness.give() == 0
     assert harness.flushed() == [("a", 3, 3, 3)]
 
 
@@ -272,7 +279,9 @@ def test_the_end_of_input_brings_everything_out() -> None:
     harness = Harness(spec_of([pa.int64()]))
     harness.process([1], [1])
     harness.operator.end_of_input(harness.out.append)
-    assert harness.emitted_rows() == 1
+    assert harness.operator.holds_rows()
+    assert harness.give() == 1
+    assert not harness.operator.holds_rows()
 
 
 def test_what_was_emitted_does_not_change_afterwards() -> None:
@@ -289,7 +298,8 @@ def test_large_output_is_emitted_in_bounded_batches(monkeypatch: pytest.MonkeyPa
     harness = Harness(spec_of([pa.int64()]))
     harness.process(list(range(2500)), [1] * 2500)
     harness.flushed()
-    assert [batch.num_rows for batch in harness.out] == [1024, 1024, 452]
+    assert max(batch.num_rows for batch in harness.out) == 1024
+    assert harness.emitted_rows() == 2500
 
 
 def test_a_snapshot_holds_the_moment_it_was_taken() -> None:

@@ -75,18 +75,42 @@ def test_what_is_marked_behind_the_place_that_was_reached_is_for_the_next_round(
     marked = Marked(LEAST_SLOTS)
     marked.take_round(LEAST_SLOTS)
     marked.mark([10, 1000])
-    assert marked.take(0, 1) == ([10], 992)
-    marked.mark([11, 1001])
-    assert marked.take(992, LEAST_SLOTS)[0] == [1000, 1001]
+    assert marked.take(0, 1) == ([10], 11)
+    marked.mark([9, 12, 1001])
+    assert marked.take(11, LEAST_SLOTS)[0] == [12, 1000, 1001]
     assert not marked.marks.is_empty()
-    assert marked.take_round(1) == [11]
+    assert marked.take_round(1) == [9]
+    assert marked.marks.is_empty()
 
 
-def test_a_call_takes_about_as_many_as_it_may() -> None:
+def test_a_call_takes_no_more_than_it_may() -> None:
     marked = Marked(LEAST_SLOTS)
     marked.mark(list(range(LEAST_SLOTS)))
-    assert marked.take(0, 40) == (list(range(2 * BLOCK_SLOTS)), 2 * BLOCK_SLOTS)
-    assert marked.take(2 * BLOCK_SLOTS, 1) == (list(range(2 * BLOCK_SLOTS, 3 * BLOCK_SLOTS)), 3 * BLOCK_SLOTS)
+    assert marked.take(0, 40) == (list(range(40)), 40)
+    assert marked.take(40, 1) == ([40], 41)
+    assert marked.take(41, 7) == (list(range(41, 48)), 48)
+
+
+def test_one_that_is_marked_again_and_again_does_not_keep_the_others_from_their_turn() -> None:
+    marked = Marked(LEAST_SLOTS)
+    marked.take_round(LEAST_SLOTS)
+    marked.mark(list(range(BLOCK_SLOTS)))
+    found, stop = list[int](), 0
+    for _ in range(BLOCK_SLOTS):
+        some, stop = marked.take(stop, 1)
+        found += some
+        marked.mark([0])
+    assert found == list(range(BLOCK_SLOTS))
+
+
+@pytest.mark.parametrize("slot_count", [100, LEAST_SLOTS + 5])
+def test_all_that_are_marked_can_be_seen_without_taking_them(slot_count: int) -> None:
+    marked = Marked(slot_count)
+    marked.take_round(slot_count)
+    marked.mark([slot_count - 1, 17, 3])
+    assert marked.marks.slots().tolist() == [3, 17, slot_count - 1]
+    assert marked.take_round(1) == [3, 17, slot_count - 1]
+    assert marked.marks.slots().tolist() == []
 
 
 def test_only_blocks_with_marks_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +141,8 @@ def test_how_many_are_marked_is_known_about() -> None:
 def test_whatever_is_marked_and_taken_none_is_lost(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(block_marks, "LEAST_SLOTS", 64)
-        patched.setattr(block_marks, "_STEP_BLOCKS", 2)
+        patched.setattr(block_marks, "_STEP_BLOCKS", data.draw(st.integers(1, 3)))
+        patched.setattr(block_marks, "_LEAST_LOOKED_AT", data.draw(st.integers(1, 2)))
         marked, expected, stop = Marked(data.draw(st.integers(1, 100))), set[int](), 0
         for _ in range(data.draw(st.integers(1, 20))):
             if data.draw(st.booleans()):
@@ -127,8 +152,9 @@ def test_whatever_is_marked_and_taken_none_is_lost(data: st.DataObject) -> None:
             elif data.draw(st.booleans()):
                 marked.grow_to(marked.flags.count + data.draw(st.integers(0, 40)))
             else:
-                found, stop = marked.take(stop, data.draw(st.integers(1, 30)))
-                assert set(found) <= expected
+                most = data.draw(st.integers(1, 30))
+                found, stop = marked.take(stop, most)
+                assert set(found) <= expected and len(found) <= most
                 expected -= set(found)
                 stop = 0 if stop == marked.flags.count else stop
         assert set(marked.take_round(1000)) == expected

@@ -1,6 +1,7 @@
 """User code behind what makes very many rows of one: they go in by slices, and a barrier may fall in between."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,14 +37,18 @@ MANY = 10_000
 UDF = EvalPythonSpec(
     b"twice", "twice", UdfShape.BATCH, (Column(0, "v", pa.int64()),), 1, OUTPUT, giving=Giving.IN_SLICES
 )
+ITERATOR = replace(UDF, shape=UdfShape.ITERATOR)
 MAP = MapInArrowSpec(b"pairs", "pairs", OUTPUT, giving=Giving.IN_SLICES)
+
+
+SPECS = [UDF, ITERATOR, MAP]
 
 
 class Made:
     def __init__(self, spec: EvalPythonSpec | MapInArrowSpec, restored: "list[RestoredSection] | None" = None) -> None:
         self.largest_call = 0
         none: Any = None
-        code = NamedUserCode(functions={"twice": self.twice, "pairs": self.pairs})
+        code = NamedUserCode(functions={"twice": self.twice, "in_the_end": self.in_the_end, "pairs": self.pairs})
         self.operator: Any = build_operator(spec)
         task = TaskId(VertexId(0), 0)
         self.operator.open(TaskContext(task, 1, 128, KeyGroupRange(0, 128), ManualClock(), code, none), restored or [])
@@ -53,6 +58,9 @@ class Made:
         for batch in batches:
             self.largest_call = max(self.largest_call, batch.num_rows)
             yield pa.record_batch([pa.array([2 * v for v in batch.column(0).to_pylist()], pa.int64())], ["r"])
+
+    def in_the_end(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from list(self.twice(batches))
 
     def pairs(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -74,7 +82,7 @@ class Made:
         return [RestoredSection(each.name, None, memoryview(each.encode())) for each in self.operator.snapshot()]
 
 
-@pytest.mark.parametrize("spec", [UDF, MAP], ids=["udf", "mapInArrow"])
+@pytest.mark.parametrize("spec", SPECS, ids=["udf", "iterator udf", "mapInArrow"])
 def test_a_call_gets_a_slice_however_many_rows_come(spec: EvalPythonSpec | MapInArrowSpec) -> None:
     made = Made(spec)
     assert isinstance(made.operator, GivesLater)
@@ -86,7 +94,7 @@ def test_a_call_gets_a_slice_however_many_rows_come(spec: EvalPythonSpec | MapIn
     assert made.given == [(v, 2 * v) for v in range(MANY)]
 
 
-@pytest.mark.parametrize("spec", [UDF, MAP], ids=["udf", "mapInArrow"])
+@pytest.mark.parametrize("spec", SPECS, ids=["udf", "iterator udf", "mapInArrow"])
 def test_a_snapshot_in_between_holds_the_rows_that_have_not_gone_in(spec: EvalPythonSpec | MapInArrowSpec) -> None:
     made = Made(spec)
     made.take(MANY)
@@ -97,7 +105,7 @@ def test_a_snapshot_in_between_holds_the_rows_that_have_not_gone_in(spec: EvalPy
     assert made.given + again.given == [(v, 2 * v) for v in range(MANY)]
 
 
-@pytest.mark.parametrize("spec", [UDF, MAP], ids=["udf", "mapInArrow"])
+@pytest.mark.parametrize("spec", SPECS, ids=["udf", "iterator udf", "mapInArrow"])
 def test_event_time_waits_for_what_is_held(spec: EvalPythonSpec | MapInArrowSpec) -> None:
     made = Made(spec)
     assert made.operator.watermark_behind(50) == 50
@@ -106,6 +114,22 @@ def test_event_time_waits_for_what_is_held(spec: EvalPythonSpec | MapInArrowSpec
     made.give_all(MANY)
     made.operator.before_barrier(made.emit)
     assert made.operator.watermark_behind(80) == 80
+
+
+def test_event_time_waits_for_rows_that_an_iterator_has_taken_and_for_those_behind_them() -> None:
+    made = Made(replace(ITERATOR, functions=b"in_the_end"))
+    assert made.operator.watermark_behind(50) == 50
+    made.take(40)
+    made.operator.give(30, made.emit)
+    assert made.given == []
+    made.operator.before_barrier(made.emit)
+    assert made.given == [(v, 2 * v) for v in range(30)]
+    assert made.operator.watermark_behind(80) == 50, "ten have not gone in"
+    made.operator.give(30, made.emit)
+    assert made.operator.watermark_behind(80) == 50, "they have, and wait for the barrier"
+    made.operator.before_barrier(made.emit)
+    assert made.operator.watermark_behind(80) == 80
+    assert made.given == [(v, 2 * v) for v in range(40)]
 
 
 def test_behind_a_source_the_tasks_own_slices_go_in_at_once() -> None:

@@ -27,7 +27,7 @@ from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import regrouped_savepoint
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
 from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, range_of
-from tidegate.operators import aggregate, deduplicate, session_aggregate, stream_join
+from tidegate.operators import aggregate, changed_groups, deduplicate, session_aggregate, stream_join
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext
 from tidegate.operators.stream_join import StreamJoinOperator
@@ -298,6 +298,33 @@ def test_all_rows_are_there_with_other_key_groups_and_go_on_as_if_nothing_had_be
         if not isinstance(spec, AggregateSpec) or spec.mode is not OutputMode.UPDATE:
             # Groups that change are shown more often the less room there is.
             assert shown(on) == shown(job)
+
+
+@pytest.mark.parametrize("written_by", WRITTEN_BY)
+def test_groups_that_the_barrier_has_left_unshown_are_shown_with_other_key_groups(
+    written_by: str, tmp_path: Path, backends: dict[str, StateBackends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregate, "SHOWING_MS", 0.0)
+    monkeypatch.setattr(changed_groups, "_FIRST_GROUPS", 1)
+    monkeypatch.setattr(changed_groups, "_GROWTH", 1)
+    spec = SPECS["groups"]
+    job = Job(spec, backends[written_by])
+    feed(job, "some", times=12, first_second=0)
+    for operator in job.operators:
+        operator.before_barrier(job.out.append)
+    left = Job(spec, backends["heap"])
+    left.out = [operator._rows_of(operator._changed._blocks.slots()) for operator in job.operators]
+    assert all(batch.num_rows > 2 for batch in left.out)
+    path = job.store(tmp_path / "before")
+    for max_parallelism, parallelism, goes_on_with in GOES_ON:
+        folder = tmp_path / f"for-{max_parallelism}-{parallelism}"
+        on = restored_job(
+            regroup(path, folder, max_parallelism), spec, max_parallelism, parallelism, backends[goes_on_with]
+        )
+        for operator in on.operators:
+            while operator._changed.any:
+                operator.before_barrier(on.out.append)
+        assert shown(on) == shown(left)
 
 
 NOT_A_NUMBER, OTHER_NOT_A_NUMBER = float("nan"), struct.unpack("d", struct.pack("Q", 0xFFF8_0000_0000_0001))[0]

@@ -20,8 +20,7 @@ def counts_in(sections: list[list[memoryview]], harness: Harness) -> dict[Any, i
     restored = [RestoredSection("aggregate", None, memoryview(b"".join(pieces))) for pieces in sections]
     again = Harness(harness.spec, restored)
     again.process(*[[] for _ in harness.spec.input_schema])
-    again.operator._dirty.used[:] = True
-    again.operator._has_dirty = True
+    again.operator._changed.mark(np.arange(again.operator.index.count))
     return {row[0]: row[1] for row in again.flushed()}
 
 

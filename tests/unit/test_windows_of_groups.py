@@ -11,7 +11,9 @@ import pytest
 
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
 from tidegate.operators import aggregate, session_aggregate
+from tidegate.operators.aggregate import AggregateOperator
 from tidegate.operators.build import build_operator
+from tidegate.operators.changed_groups import EMIT_INTERVAL_MS
 from tidegate.operators.contract import NO_FLOORS, Operator, TaskContext
 from tidegate.plan.expressions import Column
 from tidegate.plan.key_groups import hash_rows, key_group_of
@@ -372,23 +374,22 @@ def test_where_groups_come_once_per_epoch_only_those_that_go_come_before_the_bar
     assert running.flushed() == [], "it has not changed since it was shown"
 
 
-def test_in_update_mode_a_step_between_barriers_shows_a_bounded_number_of_changed_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(aggregate, "EMIT_BATCH_ROWS", 20)
+def test_in_update_mode_a_step_between_barriers_shows_a_bounded_number_of_changed_groups() -> None:
     running = windowed(OutputMode.UPDATE)
-    clock = running.context.clock
-    assert isinstance(clock, ManualClock)
+    clock, operator = running.context.clock, running.operator
+    assert isinstance(clock, ManualClock) and isinstance(operator, AggregateOperator)
     running.process([(f"k{at}", (0, 10), 1) for at in range(40)])
-    clock.advance(aggregate.EMIT_INTERVAL_MS)
+    clock.advance(EMIT_INTERVAL_MS)
     sizes, last = [], {}
     for at in range(3):
         running.process([(f"k{at}", (0, 10), 1)])
+        operator.give(18, running.out.append)
         rows = running.taken()
         sizes.append(len(rows))
         last |= {row[0]: row[3] for row in rows}
-    assert sizes == [16, 16, 8], "whole blocks; those that changed in front of where it was wait for the next round"
+    assert sizes == [18, 18, 4], "those that changed in front of where it was wait for the next round"
     assert (last["k0"], last["k1"], last["k2"]) == (2, 1, 1)
+    assert not operator.holds_rows()
     assert {row[0]: row[3] for row in running.flushed()} == {"k1": 2, "k2": 2}
     assert running.flushed() == []
 

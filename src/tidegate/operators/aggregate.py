@@ -1,11 +1,13 @@
 """Grouped aggregation over columns: one slot per group, running values in arrays by slot.
 
-Append mode emits a group once, when event time has passed its end; update mode emits changed groups at the barrier,
-and at most every `EMIT_INTERVAL_MS` in between, unless the sink wants each once per epoch; complete mode emits all
-groups at each barrier. Must never touch single rows in Python.
+Append mode emits a group once, when event time has passed its end; complete mode emits all groups at each barrier.
+Update mode emits changed groups slice by slice, a round of them every `EMIT_INTERVAL_MS`, and at the barrier as many
+as a slice takes; if the sink wants each once per epoch, all of them at the barrier alone. Must never touch single rows
+in Python.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,13 @@ import pyarrow as pa
 from tidegate.operators import parts
 from tidegate.operators.accumulators.calls import CallStates
 from tidegate.operators.accumulators.contract import Frozen
-from tidegate.operators.block_marks import BlockMarks
+from tidegate.operators.changed_groups import SECTION_NAME as CHANGED_SECTION
+from tidegate.operators.changed_groups import SHOWING_MS, ChangedGroups, Pace
 from tidegate.operators.columnar import Flags, GrowingArray, KeyIndex, Slots
 from tidegate.operators.compaction import Compacted, Compaction, kept
-from tidegate.operators.contract import Emit, TaskContext
+from tidegate.operators.contract import Emit, TaskContext, WithoutDeadlines
 from tidegate.operators.evicted_rows import Ends
-from tidegate.operators.expiry import Expiry, end_of
+from tidegate.operators.expiry import Expiry, Finished, end_of
 from tidegate.operators.logged_rows import LoggedRows
 from tidegate.operators.rows_on_disk import RowsOnDisk, as_wanted
 from tidegate.operators.stored_groups import row_format, sections_of, stored_batches
@@ -30,16 +33,26 @@ from tidegate.plan.physical import AggregateSpec
 from tidegate.state.contract import RestoredSection, Section
 from tidegate.state.row_store import RowStore
 
-EMIT_INTERVAL_MS = 100.0
 # Bounds one output batch, so that offsets of strings fit and the receiver can take it in slices.
 EMIT_BATCH_ROWS = 1 << 16
 # A step costs some tenths of a ms whatever it brings out, which must not be a handful of groups; but of long arrays.
 LEAST_FIRED_GROUPS = 1 << 12
 # Below this, leaving finished groups behind is not worth a copy of the live ones.
 _FEW_GROUPS = 1 << 12
+_WANTED_ROWS = 1 << 16
 
 
-class AggregateOperator:
+class _ShownFirst(Enum):
+    """What leaves memory was shown before; that may take longer than a step."""
+
+    NOT_NEEDED = auto()
+    UNDER_WAY = auto()  # until then no rows are taken
+    DONE = auto()
+
+
+class AggregateOperator(WithoutDeadlines):
+    """`GivesLater`: what it holds are groups that changed and are due to be shown."""
+
     def __init__(self, spec: AggregateSpec) -> None:
         self._spec = spec
         keys = _key_fields(spec)
@@ -50,10 +63,16 @@ class AggregateOperator:
         self._row_schema = pa.schema([*keys, *calls])
         self._project = compile_projection(spec.results, spec.schema)
         self._expiry = None if end_key_of(spec) is None else Expiry()
-        self._dirty: GrowingArray[np.bool_] = GrowingArray(np.bool_)
-        self._dirty_blocks = BlockMarks(self._dirty, 1)
-        self._has_dirty = False
-        self._shown_to = 0
+        # Whether groups that changed come out between barriers too.
+        is_once_per_epoch = spec.group_rows is GroupRows.ONCE_PER_EPOCH
+        self._is_shown_in_between = spec.mode is OutputMode.UPDATE and not is_once_per_epoch
+        self._changed = ChangedGroups(pa.schema(keys))
+        # Whether the barrier has left some of them, which are part of its snapshot.
+        self._is_some_unshown = False
+        self._pace = Pace(EMIT_BATCH_ROWS)
+        self._shown_first = _ShownFirst.NOT_NEEDED
+        self._ending: Finished | None = None
+        self._is_firing = False
         self._fired: list[Slots] = []
         self._dead = 0
         self._compaction: Compaction | None = None
@@ -64,7 +83,7 @@ class AggregateOperator:
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
         self._context = context
-        self._emitted_at_ms = context.clock.monotonic_ms()
+        self._changed.open(context.clock.monotonic_ms())
         if self._expiry is not None:
             self._expiry.open(context)
         self._store = context.open_rows()
@@ -72,12 +91,18 @@ class AggregateOperator:
             self._store.ahead.follow(self._log_now)
         if self._store is not None and RowsOnDisk.is_needed(self._store, restored):
             restored = self._open_on_disk(self._store, restored)
+        changed = [section for section in restored if section.name == CHANGED_SECTION]
         for section in restored:
+            if section.name == CHANGED_SECTION:
+                continue
             for stored in stored_batches(section, self._stored_schema, context.key_groups):
                 slots = self._slots_of(stored)
                 self._calls.restore(slots, stored.columns[self._spec.key_count :])
                 self._touch(slots)
                 self._leave_what_does_not_fit()
+        if self._spec.mode is OutputMode.UPDATE:
+            for section in changed:
+                self._restore_changed(section)
         if self._spec.key_count == 0 and 0 in context.key_groups and self._index.count == 0:
             # Without keys there is one group, also when no row came.
             self._add_only_group()
@@ -93,17 +118,26 @@ class AggregateOperator:
                 self._on_disk.before_change(slots)
             self._calls.add(rows, slots)
             self._touch(slots)
-            self._mark_dirty(slots)
+            self._mark_changed(slots)
             if self._on_disk is not None:
                 self._leave_some(self._on_disk, self._index.count - count_before, emit)
-        if self._is_emission_due():
-            self._emit_some_dirty(emit)
 
     def before_barrier(self, emit: Emit) -> None:
-        self._flush(emit)
+        match self._spec.mode:
+            case OutputMode.APPEND:
+                return
+            case OutputMode.UPDATE if self._is_shown_in_between:
+                self._show_for_a_while(emit)
+                self._is_some_unshown = self._changed.any
+            case OutputMode.UPDATE:
+                self._show_all_changed(emit)
+            case OutputMode.COMPLETE:
+                self._show_all(emit)
 
     def end_of_input(self, emit: Emit) -> None:
-        self._flush(emit)
+        if self._spec.mode is OutputMode.COMPLETE:
+            self._show_all(emit)
+        # From now on groups that changed are due, whoever takes them.
         self._has_ended = True
 
     def take_has_shown_all(self) -> bool:
@@ -111,9 +145,39 @@ class AggregateOperator:
         return has_shown
 
     def on_idle(self, emit: Emit) -> None:
-        if self._is_emission_due():
-            # A part of them: only a barrier is worth a longer step.
-            self._emit_some_dirty(emit)
+        return
+
+    # -- changed groups, given later
+
+    def room(self) -> int:
+        return 0 if self._shown_first is _ShownFirst.UNDER_WAY else _WANTED_ROWS
+
+    def holds_rows(self) -> bool:
+        if self._spec.mode is not OutputMode.UPDATE or not self._changed.any:
+            return False
+        if self._has_ended or self._shown_first is _ShownFirst.UNDER_WAY:
+            return True
+        # What is finished comes first, and shows what changed of it.
+        if self._is_firing or not self._is_shown_in_between:
+            return False
+        return self._context.clock.monotonic_ms() >= self._changed.due_at_ms
+
+    def give(self, max_rows: int, emit: Emit) -> int:
+        if not self.holds_rows():
+            return 0
+        shown = 0
+        while self._changed.any and not shown:
+            shown = self._show_some(max_rows, emit)
+        return shown
+
+    def next_deadline_ms(self) -> float | None:
+        """None also when they are due: they then wait for what wakes the slot anyway."""
+        if not self._is_shown_in_between or not self._changed.any:
+            return None
+        due_at_ms = self._changed.due_at_ms
+        return due_at_ms if due_at_ms > self._context.clock.monotonic_ms() else None
+
+    # -- event time
 
     def on_watermark(self, event_time_ms: int) -> None:
         if self._expiry is not None:
@@ -121,16 +185,25 @@ class AggregateOperator:
 
     def fire(self, max_timers: int, emit: Emit) -> bool:
         """Emits groups that are finished, or in update mode drops them, which has shown them before."""
+        self._is_firing = self._fire(max_timers, emit)
+        return self._is_firing
+
+    def _fire(self, max_timers: int, emit: Emit) -> bool:
         if self._expiry is None:
             return False
         if self._compaction is not None and not self._has_compacted(self._compaction):
             return True
         if not self._calls.has_tidied_up():
             return True
-        count = fired_at_once(max_timers, self._calls, self._index.count)
-        found = self._expiry.finished(count, lambda part: self._index.hashes[part])
+        count = fired_at_once(max_timers, self._calls, self._index.count, self._index.variable_size_bytes())
+        found = self._ending
+        if found is None:
+            found = self._expiry.finished(count, lambda part: self._index.hashes[part])
         if len(found.slots):
-            self._emit_for_the_last_time(found.slots, emit)
+            if not self._has_shown_last(found, emit):
+                self._ending = found
+                return True
+            self._ending = None
             self._expiry.end(found.slots)
             if self._on_disk is not None:
                 self._on_disk.end(found.slots)
@@ -154,6 +227,10 @@ class AggregateOperator:
         return None
 
     def snapshot(self) -> list[Section]:
+        groups = self._groups_snapshot()
+        return [*groups, *self._changed.sections(self._index, self._context)] if self._is_some_unshown else groups
+
+    def _groups_snapshot(self) -> list[Section]:
         self._on_disk = as_wanted(self._on_disk, self._store, self._size_bytes(), self._begun_on_disk)
         if self._on_disk is not None:
             self._before_change()
@@ -171,7 +248,7 @@ class AggregateOperator:
             live,
             self._stored_schema,
             self._context,
-            self._calls.array_bytes(),
+            self.array_bytes(None),
         )
 
     def _log_now(self) -> LoggedRows | None:
@@ -211,8 +288,9 @@ class AggregateOperator:
         # Keys never change, so they are read when encoding; running values are those of this moment.
         return lambda part: [*index.gather(slots[part]), *calls(part)]
 
-    def array_bytes(self, slots: Slots) -> Slots | None:
-        return self._calls.array_bytes(slots)
+    def array_bytes(self, slots: Slots | None) -> Slots | None:
+        """Of these slots, or of all."""
+        return parts.summed(self._index.variable_bytes(slots), self._calls.array_bytes(slots))
 
     def _open_on_disk(self, store: RowStore, restored: Sequence[RestoredSection]) -> list[RestoredSection]:
         """Restores what was on disk; what was not."""
@@ -254,7 +332,7 @@ class AggregateOperator:
 
     def _leave_some(self, disk: RowsOnDisk, added: int, emit: Emit) -> None:
         """A step of it, when there are more groups in memory than there is room for."""
-        if self._fired or (self._expiry is not None and self._expiry.is_giving_out()):
+        if self._fired or self._ending is not None or (self._expiry is not None and self._expiry.is_giving_out()):
             # Slots that were found would mean other groups.
             return
         if self._compaction is not None:
@@ -267,14 +345,23 @@ class AggregateOperator:
                 return
             size_bytes = self._size_bytes()
             if not disk.is_full(size_bytes):
+                self._shown_first = _ShownFirst.NOT_NEEDED
                 return
-            if self._spec.mode is OutputMode.UPDATE and self._spec.group_rows is not GroupRows.ONCE_PER_EPOCH:
-                self._emit_dirty(emit)
-            # In append mode groups are shown once, wherever they were.
-            is_append = self._spec.mode is OutputMode.APPEND
-            disk.begin_leaving(size_bytes, np.zeros(self._index.count, np.bool_) if is_append else self._dirty.used)
+            if not self._has_shown_first(emit):
+                return
+            disk.begin_leaving(size_bytes, self._changed.flags.used)
         if disk.is_leaving() and disk.write_leaving(added):
             self._compaction = Compaction(self._index, self._live(), self._arrays())
+
+    def _has_shown_first(self, emit: Emit) -> bool:
+        """Only groups that were shown leave memory: whether they were, all but the newest."""
+        if self._is_shown_in_between and self._shown_first is not _ShownFirst.DONE:
+            self._show_for_a_while(emit)
+            if self._changed.any:
+                self._shown_first = _ShownFirst.UNDER_WAY
+                return False
+        self._shown_first = _ShownFirst.NOT_NEEDED
+        return True
 
     def _leave_what_does_not_fit(self) -> None:
         """At once, while groups are restored: they may be those of more slots, or of one with all in memory."""
@@ -316,8 +403,7 @@ class AggregateOperator:
         """For all keys; those of the slots end then."""
         count = self._index.count
         self._calls.grow_to(count)
-        self._dirty.grow_to(count)
-        self._dirty_blocks.grow_to(count)
+        self._changed.grow_to(count)
         if self._expiry is not None and ends_us is not None:
             self._expiry.watch(slots, ends_us, count)
         if self._on_disk is not None:
@@ -327,64 +413,66 @@ class AggregateOperator:
         filler = pa.RecordBatch.from_arrays([pa.nulls(1)], names=["row"])
         slots = self._slots_of(filler)
         self._touch(slots)
-        self._mark_dirty(slots)
+        self._mark_changed(slots)
 
-    def _mark_dirty(self, slots: Slots) -> None:
-        self._dirty.used[slots] = True
-        self._dirty_blocks.mark(slots)
-        self._has_dirty = True
+    def _mark_changed(self, slots: Slots) -> None:
+        if self._spec.mode is OutputMode.UPDATE:
+            self._changed.mark(slots)
+
+    def _restore_changed(self, section: RestoredSection) -> None:
+        """Groups that a barrier has found unshown: in memory, whatever their number, until they are shown."""
+        for keys in self._changed.restored(section, self._context):
+            count_before = self._index.count
+            slots = self._slots_of(keys)
+            if self._on_disk is not None:
+                self._on_disk.bring_in(count_before)
+            self._mark_changed(slots)
 
     # -- groups out
 
-    def _flush(self, emit: Emit) -> None:
-        if self._has_ended:
-            return
-        match self._spec.mode:
-            case OutputMode.APPEND:
+    def _show_all(self, emit: Emit) -> None:
+        if not self._has_ended:
+            self._emit_all(emit, np.arange(self._index.count))
+            self._has_shown_all = self._index.count > 0
+
+    def _show_all_changed(self, emit: Emit) -> None:
+        while self._changed.any:
+            self._show_some(EMIT_BATCH_ROWS, emit)
+
+    def _show_for_a_while(self, emit: Emit) -> None:
+        """Groups that changed, as many as take about a slice; the next steps go on behind them."""
+        started_ms, most = self._context.clock.monotonic_ms(), self._pace.probe_groups
+        while self._changed.any:
+            self._show_some(most, emit)
+            if self._context.clock.monotonic_ms() - started_ms >= SHOWING_MS:
                 return
-            case OutputMode.UPDATE:
-                self._emit_dirty(emit)
-            case OutputMode.COMPLETE:
-                self._emit_all(emit, np.arange(self._index.count))
-                self._has_shown_all = self._index.count > 0
+            most = self._pace.groups
 
-    def _is_emission_due(self) -> bool:
-        if self._spec.mode is not OutputMode.UPDATE or not self._has_dirty:
-            return False
-        if self._spec.group_rows is GroupRows.ONCE_PER_EPOCH:
-            return False
-        return self._context.clock.monotonic_ms() - self._emitted_at_ms >= EMIT_INTERVAL_MS
-
-    def _emit_for_the_last_time(self, slots: Slots, emit: Emit) -> None:
-        """Groups that go: in update mode as far as they have changed since they were shown."""
-        if self._spec.mode is OutputMode.UPDATE:
-            slots = slots[self._dirty.used[slots]]
-            self._dirty.used[slots] = False
-        self._emit_all(emit, slots)
-
-    def _emit_some_dirty(self, emit: Emit) -> None:
-        """About as many changed groups as fit into a batch; the next step goes on behind them, until it was at all."""
+    def _show_some(self, most: int, emit: Emit) -> int:
+        """The next groups that changed, up to so many; how many."""
         self._before_change()
-        changed, self._shown_to = self._dirty_blocks.take(self._shown_to, EMIT_BATCH_ROWS)
-        self._dirty.used[changed] = False
-        if self._shown_to == self._index.count:
-            # Those that changed meanwhile, in front of where it was, wait for the next round.
-            self._shown_to, self._has_dirty = 0, not self._dirty_blocks.is_empty()
-            self._emitted_at_ms = self._context.clock.monotonic_ms()
-        self._emit_all(emit, changed)
+        slots = self._changed.take(min(most, EMIT_BATCH_ROWS), self._context.clock.monotonic_ms())
+        if self._shown_first is _ShownFirst.UNDER_WAY and not self._changed.any:
+            self._shown_first = _ShownFirst.DONE
+        self._show(slots, emit)
+        return len(slots)
 
-    def _emit_dirty(self, emit: Emit) -> None:
-        self._emitted_at_ms = self._context.clock.monotonic_ms()
-        self._shown_to = 0
-        if not self._has_dirty:
-            return
-        self._before_change()
-        self._has_dirty = False
-        looked_to = 0
-        while looked_to < self._index.count:
-            changed, looked_to = self._dirty_blocks.take(looked_to, EMIT_BATCH_ROWS)
-            self._dirty.used[changed] = False
-            self._emit_all(emit, changed)
+    def _has_shown_last(self, found: Finished, emit: Emit) -> bool:
+        """Groups that go, in update mode those that changed: about a slice of them; whether that was all."""
+        if self._spec.mode is not OutputMode.UPDATE:
+            self._emit_all(emit, found.slots)
+            return True
+        changed = self._changed.among(found.slots)
+        shown = changed[: self._pace.probe_groups if self._ending is None else self._pace.groups]
+        self._changed.on_shown(shown)
+        self._show(shown, emit)
+        return len(shown) == len(changed)
+
+    def _show(self, slots: Slots, emit: Emit) -> None:
+        if len(slots):
+            started_ms = self._context.clock.monotonic_ms()
+            self._emit_all(emit, slots)
+            self._pace.observe(len(slots), self._context.clock.monotonic_ms() - started_ms)
 
     def _emit_all(self, emit: Emit, slots: Slots) -> None:
         for start in range(0, len(slots), EMIT_BATCH_ROWS):
@@ -413,7 +501,7 @@ class AggregateOperator:
         """What stands by slot."""
         expiry = [] if self._expiry is None else self._expiry.arrays()
         on_disk = [] if self._on_disk is None else self._on_disk.arrays()
-        return [*self._calls.arrays(), *expiry, *on_disk, self._dirty]
+        return [*self._calls.arrays(), *expiry, *on_disk, self._changed.flags]
 
     def _before_change(self) -> None:
         if self._compaction is not None:
@@ -430,9 +518,8 @@ class AggregateOperator:
 
     def _take_over(self, compacted: Compacted) -> None:
         self._index = compacted.index
-        self._shown_to = 0
         compacted.values.put_in_place()
-        self._dirty_blocks.on_renumbered(self._index.count)
+        self._changed.on_renumbered(self._index.count)
         self._calls.keep(compacted.slots)
         if self._expiry is not None:
             self._dead = int(np.count_nonzero(~self._expiry.live))
@@ -440,10 +527,10 @@ class AggregateOperator:
             self._on_disk.on_compacted()
 
 
-def fired_at_once(max_timers: int, calls: CallStates, slot_count: int) -> int:
-    """How many of so many groups may come out in a step, which takes a few ms."""
+def fired_at_once(max_timers: int, calls: CallStates, slot_count: int, key_bytes: int) -> int:
+    """How many of so many groups, whose keys have so much in arrays and strings, may come out in a step of a few ms."""
     count = min(max(max_timers, LEAST_FIRED_GROUPS), EMIT_BATCH_ROWS)
-    most = calls.slots_with_bytes(slot_count, parts.PART_BYTES)
+    most = calls.slots_with_bytes(slot_count, parts.PART_BYTES, key_bytes=key_bytes)
     return count if most is None else min(count, most)
 
 

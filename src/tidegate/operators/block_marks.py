@@ -17,6 +17,8 @@ BLOCK_SLOTS: Final = 1 << _SHIFT
 LEAST_SLOTS: Final = 1 << 17
 # So many blocks are looked at in a step: a ms.
 _STEP_BLOCKS: Final = 1 << 17
+# However few slots are wanted: looking at so many blocks takes some µs.
+_LEAST_LOOKED_AT: Final = 1 << 10
 # From so many blocks on, what is in them is estimated.
 _SAMPLE_BLOCKS: Final = 1 << 10
 
@@ -72,32 +74,39 @@ class BlockMarks:
             return not (self._flags.used.view(np.uint8) & self.bit).any()
         return not self._blocks.used.any()
 
-    def take(self, start: int, most: int) -> tuple[Slots, int]:
-        """Slots from `start` on that have the bit, ascending, and behind which of all slots it has not looked.
+    def slots(self) -> Slots:
+        """All that have the bit, ascending."""
+        marked = self._marked(0, self._blocks.count)
+        return _slots_at(marked, np.flatnonzero(self._bits_of(marked)))
 
-        About `most`; the caller sees to it that they do not have the bit any more. `start` is 0, or where the last call
-        ended; what is marked below it meanwhile is for the next round.
+    def take(self, start: int, most: int) -> tuple[Slots, int]:
+        """Up to so many slots from `start` on that have the bit, ascending, and from which slot on it has not looked.
+
+        The caller sees to it that they do not have the bit any more. `start` is 0, or where the last call ended; what
+        is marked below it meanwhile is for the next round.
         """
         first = start >> _SHIFT
         stop = min(first + _STEP_BLOCKS, self._blocks.count)
         marked = self._marked(first, stop)
-        if len(marked) > most:
-            marked, stop = marked[:most], int(marked[most])
+        most_blocks = max(most, _LEAST_LOOKED_AT)
+        if len(marked) > most_blocks:
+            marked, stop = marked[:most_blocks], int(marked[most_blocks])
         bits = self._bits_of(marked)
+        # Of a block that the last call has left amid.
+        below = bits[: start & (BLOCK_SLOTS - 1)] if len(marked) and marked[0] == first else bits[:0]
+        is_left = bool(below.any())
+        below[:] = False
         if len(bits) > most and np.count_nonzero(bits) > most:
-            # At least one block, so that it comes to an end.
             ends = np.cumsum(np.count_nonzero(bits.reshape(-1, BLOCK_SLOTS), axis=1))
-            fitting = max(1, int(np.searchsorted(ends, most, side="right")))
-            if fitting < len(marked):
-                stop = int(marked[fitting])
-                marked, bits = marked[:fitting], bits[: fitting * BLOCK_SLOTS]
-        self._blocks.used[first:stop] = False
-        places = np.flatnonzero(bits)
-        slots = marked[places >> _SHIFT]
-        slots <<= _SHIFT
-        places &= BLOCK_SLOTS - 1
-        slots += places
-        return slots, min(stop << _SHIFT, self._flags.count)
+            bits = bits[: (int(np.searchsorted(ends, most)) + 1) * BLOCK_SLOTS]
+            slots = _slots_at(marked, np.flatnonzero(bits)[:most])
+            looked_to = int(slots[-1]) + 1
+        else:
+            slots, looked_to = _slots_at(marked, np.flatnonzero(bits)), stop << _SHIFT
+        self._blocks.used[first : looked_to >> _SHIFT] = False
+        if is_left:
+            self._blocks.used[first] = True
+        return slots, min(looked_to, self._flags.count)
 
     def _marked(self, first: int, stop: int) -> Slots:
         if self._is_small:
@@ -109,3 +118,11 @@ class BlockMarks:
         bits = self._flags.in_rows_of(BLOCK_SLOTS).view(np.uint8).take(blocks, axis=0).ravel()
         bits &= self.bit
         return bits != 0 if self.bit != 1 else bits.view(np.bool_)
+
+
+def _slots_at(blocks: Slots, places: Slots) -> Slots:
+    """Of the slots of these blocks, one after the other, those at these places."""
+    slots: Slots = blocks[places >> _SHIFT]
+    slots <<= _SHIFT
+    slots += places & (BLOCK_SLOTS - 1)
+    return slots

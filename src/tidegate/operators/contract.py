@@ -243,7 +243,7 @@ class Operator(Protocol):
         ...
 
     def before_barrier(self, emit: Emit) -> None:
-        """Emit what is held back; the snapshot follows at once."""
+        """Emit what is held back; the snapshot follows at once, and has what a `GivesLater` still holds."""
         ...
 
     def end_of_input(self, emit: Emit) -> None:

@@ -1,7 +1,7 @@
 """Columns computed by the user's Python functions: rows pass through, with the results as further columns.
 
-A function over iterators is called once per epoch and may answer later than it was asked: its rows wait for their
-results, at the longest until the barrier. Must never give a row another row's result.
+A function over iterators is called once per epoch and may answer later than it was asked: rows that have gone in wait
+for their results, at the longest until the barrier. Must never give a row another row's result.
 """
 
 from collections import deque
@@ -11,13 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.model.errors import TidegateError, UserCodeFailure
-from tidegate.operators.contract import Emit, Stateless, TaskContext
+from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.held_rows import FedInSlices
 from tidegate.operators.map_in_arrow import EpochCall, fit_to_schema
 from tidegate.operators.user_code import user_code_failure
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.physical import EvalPythonSpec
-from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 from tidegate.state.contract import RestoredSection
 
 
@@ -43,26 +42,19 @@ class PythonUdfOperator(FedInSlices):
         emit(self._columns.joined(rows, results))
 
 
-class PythonIteratorUdfOperator(Stateless):
+class PythonIteratorUdfOperator(FedInSlices):
     """For functions from an iterator to an iterator."""
 
     def __init__(self, spec: EvalPythonSpec) -> None:
+        super().__init__(spec.giving)
         self._columns = UdfColumns(spec)
         self._name = spec.function_name
         self._call: EpochCall | None = None
         self._waiting: deque[pa.RecordBatch] = deque()
-        self._passed_ms = MIN_WATERMARK_MS
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        super().open(context, restored)
         self._columns.open(context)
-
-    def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        if rows.num_rows == 0:
-            return
-        if self._call is None:
-            self._call = EpochCall(self._columns.function, name=self._name, method="The Python")
-        self._waiting.append(rows)
-        self._join(self._call.feed(self._columns.arguments(rows)), emit)
 
     def before_barrier(self, emit: Emit) -> None:
         self._finish_epoch(emit)
@@ -72,9 +64,7 @@ class PythonIteratorUdfOperator(Stateless):
 
     def watermark_behind(self, event_time_ms: int) -> int:
         """Event time must not overtake rows that wait for their results."""
-        if not self._waiting:
-            self._passed_ms = event_time_ms
-        return self._passed_ms
+        return self._passed_ms if self._waiting else super().watermark_behind(event_time_ms)
 
     def is_amid_call(self) -> bool:
         return bool(self._waiting)
@@ -83,6 +73,12 @@ class PythonIteratorUdfOperator(Stateless):
         call, self._call = self._call, None
         if call is not None:
             call.abandon()
+
+    def _feed(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        if self._call is None:
+            self._call = EpochCall(self._columns.function, name=self._name, method="The Python")
+        self._waiting.append(rows)
+        self._join(self._call.feed(self._columns.arguments(rows)), emit)
 
     def _finish_epoch(self, emit: Emit) -> None:
         call, self._call = self._call, None
