@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.golden.cases import Place, full_product, pairwise, parse_case, rescaled, shuffled
+from tests.golden.cases import Mode, Place, full_product, pairwise, parse_case, rescaled, shuffled
 from tests.golden.running import golden
 
 
@@ -44,6 +44,9 @@ def main() -> int:
                 shutil.rmtree(folder / f"{case}-{seed}")
                 say(f"{number}/{len(cases)} {case}: {outcome}")
     say(f"{len(cases) - failed} of {len(cases)} as undisturbed, in {time.monotonic() - begun_s:.0f} s")
+    unaligned = [restored for case, restored in running.restored.items() if case.job.mode is Mode.UNALIGNED]
+    with_rows = sum(restored.rows_in_flight > 0 for restored in unaligned)
+    say(f"{with_rows} of {len(unaligned)} unaligned ones went on from a checkpoint with rows in flight")
     if not failed:
         shutil.rmtree(folder)
     return 1 if failed else 0

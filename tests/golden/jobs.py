@@ -9,8 +9,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.orc
@@ -23,7 +26,9 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 import tidegate as tg
-from tests.golden.cases import SLOTS, Job, Mode, Operator, Sink, Source
+import tidegate.api.writer
+from tests.golden.cases import SLOTS, Backend, Job, Mode, Operator, Sink, Source
+from tidegate.worker.settings import SlotSettings
 
 # Workers get the users' functions with the plan, as they would from a notebook.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -243,13 +248,22 @@ def start(
     writer = writer.options(**{"parallelism": slots, **job.backend.options()})
     writer = writer.options(**_MODES[job.mode]).outputMode(output_mode(job.operator)).trigger(availableNow=True)
     out = folder / "out"
-    match job.sink:
-        case Sink.PARQUET:
-            return writer.format("parquet").start(str(out))
-        case Sink.FOREACH_BATCH:
-            return writer.foreachBatch(write_epochs(out, half)).start()
-        case _:
-            assert_never(job.sink)
+    with small_changes_stored(job.backend):
+        match job.sink:
+            case Sink.PARQUET:
+                return writer.format("parquet").start(str(out))
+            case Sink.FOREACH_BATCH:
+                return writer.foreachBatch(write_epochs(out, half)).start()
+            case _:
+                assert_never(job.sink)
+
+
+@contextmanager
+def small_changes_stored(backend: Backend) -> Iterator[None]:
+    """With a changelog, changes are in files ahead of checkpoints; there are so few that all would be stored whole."""
+    settings = {"inline_below_bytes": 0, "heap_rows_whole_up_to_bytes": 0} if backend.has_changelog else {}
+    with patch.object(tidegate.api.writer, "SlotSettings", partial(SlotSettings, **settings)):
+        yield
 
 
 def output_mode(operator: Operator) -> str:

@@ -19,8 +19,9 @@ from typing import Any, TypeAlias, assert_never
 import pyarrow.parquet as pq
 
 from tests.golden import jobs
-from tests.golden.cases import RESCALED, SLOTS, Case, Operator, Place, Sink, Victim
-from tests.golden.strike import Kill, blows_of
+from tests.golden.cases import RESCALED, SLOTS, Case, Mode, Operator, Place, Sink, Victim
+from tests.golden.strike import RESTORED, Kill, Restored, blows_of
+from tidegate.storage.decoding import from_json
 from tidegate.storage.job_log import GenerationStarted, JobLog, retained_checkpoints
 from tidegate.storage.store import open_store
 from tidegate.testing.standalone import standalone_cluster
@@ -103,10 +104,14 @@ class DriverProcess:
 
 @dataclass(slots=True)
 class Golden:
-    """`folder` holds the input, the answers, the drivers' logs and a folder for each case."""
+    """`folder` holds the input, the answers, the drivers' logs and a folder for each case.
+
+    `restored`: what each case that was played has gone on from.
+    """
 
     folder: Path
     _stack: ExitStack
+    restored: dict[Case, Restored] = field(default_factory=dict)
     _drivers: dict[Place, DriverProcess] = field(default_factory=dict)
     _masters: dict[Place, str] = field(default_factory=dict)
     _answers: dict[Operator, Rows] = field(default_factory=dict)
@@ -119,8 +124,11 @@ class Golden:
         expected = self.answer(case.job.operator)
         self._give_order(case, seed, folder)
         marks = check_was_struck(case, seed, folder)
+        restored = check_restored(case, folder)
+        self.restored[case] = restored
         check_rows(case, committed_rows(case, folder), expected)
-        return f"{marks} ({time.monotonic() - begun_s:.1f} s)"
+        went_on = f"went on from checkpoint {restored.checkpoint} with {restored.rows_in_flight} rows in flight"
+        return f"{marks}; {went_on} ({time.monotonic() - begun_s:.1f} s)"
 
     def _give_order(self, case: Case, seed: int, folder: Path) -> None:
         """A driver that is the victim is killed the first time, and comes to the end the second time."""
@@ -206,6 +214,19 @@ def check_was_struck(case: Case, seed: int, folder: Path) -> str:
     # The newest, whatever became of older entries: a log that has grown long is shortened.
     assert generations[-1] > len(blows), f"{len(blows)} blows, and the newest generation is {generations[-1]}"
     return ", then ".join(mark.read_text() for mark in marks)
+
+
+def check_restored(case: Case, folder: Path) -> Restored:
+    """What the last generation went on from; with a changelog, changes must have been in its files."""
+    notes = sorted((folder / "strike").glob(f"{RESTORED}*"))
+    assert notes, "no generation has gone on from a checkpoint"
+    restored = from_json(notes[-1].read_bytes(), Restored)
+    logged = ".entries" if case.job.operator is Operator.TIMERS else ".rows"
+    if case.job.backend.has_changelog:
+        assert logged in restored.suffixes, f"no changes were stored in {logged}: there is {restored.suffixes}"
+    if case.job.mode is Mode.ALIGNED:
+        assert restored.rows_in_flight == 0, "an aligned checkpoint held rows in flight"
+    return restored
 
 
 def committed_rows(case: Case, folder: Path) -> Rows:

@@ -17,15 +17,23 @@ from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 from unittest.mock import patch
 
+import msgspec
+
 import tidegate.worker.main
 from tests.golden.cases import PHASE_OF, Beside, Case, Moment, Phase, Victim
 from tidegate.connectors import file_committer
-from tidegate.coordinator.durable import DurableJob
+from tidegate.coordinator.durable import DurableJob, GenerationBasis
 from tidegate.storage.job_log import JobLog
+from tidegate.storage.manifests import decode_manifest
+from tidegate.storage.store import open_store
 from tidegate.testing import Step
 from tidegate.testing.simulation.steps import steps_watched
+from tidegate.worker.reading import read_in_flight
+from tidegate.worker.restoring import StoredFiles
 from tidegate.worker.session import SlotSession
 
+# Begins the names of notes of what was restored.
+RESTORED = "restored-"
 # The manifest is there before the log entry is: the one before it is complete for sure. Rows are published, too.
 _MANIFESTS_BEFORE = 2
 _GONE_WITHIN_S = 10.0
@@ -50,6 +58,28 @@ class Stumble:
 
 
 Blow: TypeAlias = Kill | Stumble
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What a generation went on from; `suffixes`: the kinds of files that lie beside the slots' own."""
+
+    checkpoint: int
+    rows_in_flight: int
+    suffixes: list[str]
+
+
+def look_at_restored(location: Path, manifest_path: str) -> Restored:
+    store = open_store(str(location))
+    manifest = decode_manifest(store.read(manifest_path), name=manifest_path)
+    assert manifest.plan is not None
+    files = StoredFiles(store, manifest)
+    in_flight = [
+        rows.num_rows
+        for slot in range(manifest.parallelism)
+        for _, rows in read_in_flight(files, manifest.plan.edges, slot)
+    ]
+    suffixes = {Path(file.path).suffix for slot in manifest.slots for file in slot.shared}
+    return Restored(manifest.checkpoint, sum(in_flight), sorted(suffixes))
 
 
 def blows_of(case: Case, seed: int) -> tuple[Blow, ...]:
@@ -80,6 +110,9 @@ class Strike:
     @property
     def last_mark(self) -> Path:
         return self.mark(len(self.blows) - 1)
+
+    def restored(self, generation: int) -> Path:
+        return self.folder / f"{RESTORED}{generation:03d}"
 
     @contextmanager
     def watched(self) -> Iterator["Watch"]:
@@ -184,6 +217,10 @@ class Watch:
     def _telling(self, function: Callable[..., Any], moment: Moment) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
+            if isinstance(result, GenerationBasis) and result.restore_manifest is not None:
+                # Now, as it may be retired before the run ends.
+                restored = look_at_restored(self._strike.job / "chk", result.restore_manifest)
+                self._strike.restored(result.generation).write_bytes(msgspec.json.encode(restored))
             self.at(moment)
             return result
 

@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,12 +11,15 @@ import pytest
 from tests.golden.cases import (
     PHASE_OF,
     RESCALED,
+    SLOTS,
     Backend,
     Case,
     Mode,
     Operator,
     Phase,
     Place,
+    Sink,
+    Source,
     Victim,
     full_product,
     pairs_of,
@@ -25,8 +29,8 @@ from tests.golden.cases import (
     rescaled,
     rescaled_every_day,
 )
-from tests.golden.running import check_rows, committed_rows, settled
-from tests.golden.strike import Kill, Stumble, blows_of
+from tests.golden.running import check_restored, check_rows, committed_rows, settled
+from tests.golden.strike import RESTORED, Kill, Restored, Stumble, blows_of
 from tidegate.testing import Step
 
 EVERY_DAY = pairwise(0)
@@ -45,10 +49,21 @@ def test_a_killed_drivers_job_goes_on_with_every_number_of_slots_on_every_backen
     assert {(case.job.backend, case.job.mode, case.slots) for case in cases} == set(
         itertools.product(Backend, (Mode.ALIGNED, Mode.UNALIGNED), RESCALED)
     )
-    assert {case.job.operator for case in cases} == set(Operator)
-    few = rescaled_every_day()
-    assert sorted(case.slots for case in few) == [*RESCALED] and {case.job.backend for case in few} == set(Backend)
+    assert {(case.job.backend, case.job.operator) for case in cases} == set(itertools.product(Backend, Operator))
     assert {*cases} <= {*full_product()}
+
+
+def test_every_day_each_backend_goes_on_with_other_slots_and_each_mode_on_several() -> None:
+    few = rescaled_every_day()
+    assert len(few) <= 6
+    assert {case.job.backend for case in few} == set(Backend)
+    assert {case.slots for case in few} == {*RESCALED} - {SLOTS}
+    for mode in (Mode.ALIGNED, Mode.UNALIGNED):
+        assert len({case.job.backend for case in few if case.job.mode is mode}) >= 3
+    assert {case.job.operator for case in few} == set(Operator)
+    assert {case.job.source for case in few} == set(Source) and {case.job.sink for case in few} == set(Sink)
+    aggregation_by_what_changed = (Backend.HEAP_CHANGELOG, Operator.AGGREGATION)
+    assert aggregation_by_what_changed in {(case.job.backend, case.job.operator) for case in few}
 
 
 def test_most_moments_are_struck_every_day_and_all_by_the_full_product() -> None:
@@ -94,6 +109,38 @@ def test_in_update_mode_the_last_row_of_a_group_counts_and_no_change_may_come_tw
     check_rows(COUNTS, changes, [(1, 3, 30), (2, 1, 4)])
     with pytest.raises(AssertionError, match="doubled"):
         check_rows(COUNTS, [*changes, (1, 1, 10)], [(1, 3, 30), (2, 1, 4)])
+
+
+def went_on(folder: Path, generation: int, *, rows_in_flight: int = 0, suffixes: tuple[str, ...] = ()) -> None:
+    (folder / "strike").mkdir(exist_ok=True)
+    restored = Restored(generation, rows_in_flight, list(suffixes))
+    (folder / "strike" / f"{RESTORED}{generation:03d}").write_bytes(msgspec.json.encode(restored))
+
+
+def test_what_the_last_generation_went_on_from_counts(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no generation has gone on"):
+        check_restored(WINDOWS, tmp_path)
+    went_on(tmp_path, 2, rows_in_flight=7)
+    with pytest.raises(AssertionError, match="an aligned checkpoint held rows in flight"):
+        check_restored(WINDOWS, tmp_path)
+    unaligned = parse_case("local-worker-LOGGED-unaligned-native-parquet-window-heap-2")
+    assert check_restored(unaligned, tmp_path).rows_in_flight == 7
+    went_on(tmp_path, 10)
+    assert check_restored(WINDOWS, tmp_path).checkpoint == 10
+
+
+@pytest.mark.parametrize("backend", ["heapChangelog", "rocksdbChangelog"])
+def test_a_changelog_in_which_nothing_was_is_found(tmp_path: Path, backend: str) -> None:
+    rows = parse_case(f"local-driver-LOGGED-aligned-native-parquet-window-{backend}-3")
+    entries = parse_case(f"local-driver-LOGGED-aligned-native-parquet-timers-{backend}-3")
+    went_on(tmp_path, 2, suffixes=(".channels", ".rows"))
+    check_restored(rows, tmp_path)
+    with pytest.raises(AssertionError, match="no changes were stored in .entries"):
+        check_restored(entries, tmp_path)
+    went_on(tmp_path, 2, suffixes=(".channels", ".entries"))
+    check_restored(entries, tmp_path)
+    with pytest.raises(AssertionError, match="no changes were stored in .rows"):
+        check_restored(rows, tmp_path)
 
 
 def test_an_epoch_that_is_given_out_again_counts_once_and_must_be_the_same(tmp_path: Path) -> None:

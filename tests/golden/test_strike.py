@@ -5,10 +5,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.golden.cases import Beside, Victim
-from tests.golden.strike import Kill, Strike, Stumble, Watch
+from tests.golden.strike import Kill, Restored, Strike, Stumble, Watch, look_at_restored
+from tests.unit.stored_checkpoint import Captured, StoredJob, plan_of
+from tidegate.model.elements import Batch
+from tidegate.model.ids import ChannelId, EdgeId
+from tidegate.plan.physical import DeduplicateSpec
+from tidegate.storage.store import LocalFiles
 from tidegate.testing import Step
 
 
@@ -84,3 +90,14 @@ def test_a_kill_while_it_restores_waits_until_it_has_stumbled(
     watch.at(Step.SNAPSHOT_TAKEN)
     watch.at(Beside.STATE_READ)
     assert victim.wait(0) == -9
+
+
+def test_rows_in_flight_are_counted_in_what_is_restored(tmp_path: Path) -> None:
+    schema = pa.schema([("v", pa.int64())])
+    rows = Batch(pa.record_batch([pa.array([1, 2, 3], pa.int64())], schema=schema))
+    plan = plan_of(DeduplicateSpec(1, None, None, schema), schema=schema)
+    captured = {ChannelId(EdgeId(0), 0, 0): Captured((rows, rows), row=1, held=1)}
+    StoredJob(plan, channels=captured).write(LocalFiles(tmp_path))
+    assert look_at_restored(tmp_path, "manifest.json") == Restored(1, 5, [".channels"])
+    StoredJob(plan, channels={ChannelId(EdgeId(0), 0, 0): Captured(())}).write(LocalFiles(tmp_path))
+    assert look_at_restored(tmp_path, "manifest.json") == Restored(1, 0, [])

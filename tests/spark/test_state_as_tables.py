@@ -69,6 +69,28 @@ class Waiting(StatefulProcessor):
         return
 
 
+class Reminding(StatefulProcessor):
+    """Tells its total when event time has come to 100 seconds; without a total it fails."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "total long")
+        self.seen = handle.getListState("seen", "v long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.total.update(((self.total.get() or (0,))[0] + row.v,))
+            self.seen.appendValue((row.v,))
+            self.handle.registerTimer(100_000)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(k=key[0], total=self.total.get()[0])
+
+    def close(self) -> None:
+        return
+
+
 def stream(spark: SparkSession, folder: Path) -> DataFrame:
     """Of the keys 0 to 2, the values 1 to 9, a second each."""
     rows = spark.range(1, 10, 1, 1).select(
@@ -172,6 +194,48 @@ def test_a_savepoint_is_written_from_rows_and_edited_and_a_query_goes_on_from_it
     with pytest.raises(tg.UserError, match="Say what the savepoint is for"):
         tg.savepoints.from_dataframe(known, path=tmp_path / "third", state="total")
     assert not (tmp_path / "third").exists()
+
+
+def test_dropped_keys_are_gone_with_all_their_state_and_no_timer_fires_for_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    reminding = (
+        stream(spark, tmp_path / "in").withWatermark("ts", "0 seconds").groupBy("k")
+        .transformWithState(Reminding(), "k string, total long", "append", "eventTime")
+    )  # fmt: skip
+
+    def go_on(out: str, **options: Any) -> list[tuple[str, int]]:
+        writer = tg.writeStream(reminding).format("parquet").option("checkpointLocation", str(tmp_path / f"chk-{out}"))
+        writer = writer.options(**{"parallelism": 2, "state.backend": "rocksdb", **options})
+        assert writer.trigger(availableNow=True).start(str(tmp_path / out)).awaitTermination(90)
+        rows = spark.read.schema("k string, total long").parquet(str(tmp_path / out))
+        return sorted((row.k, row.total) for row in rows.collect())
+
+    assert go_on("first") == []
+    base = tmp_path / "chk-first"
+    small = table(spark, base, "state", state="total").where("total < 15").select("k")
+    path = tg.savepoints.drop_keys(small, based_on=base, path=tmp_path / "without")
+    assert sorted(row.k for row in table(spark, Path(path), "state", state="seen").collect()) == ["0"] * 3 + ["2"] * 3
+    timers = table(spark, Path(path), "timers", operator="TransformWithState")
+    assert sorted(row.k for row in timers.collect()) == ["0", "2"]
+    late = spark.createDataFrame([("5", dt.datetime(1970, 1, 1, 0, 5), 1)], "k string, ts timestamp, v long")
+    late.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+    assert go_on("second", **{"restore.from": path}) == [("0", 18), ("2", 15), ("5", 1)]
+
+    def refused(keys: DataFrame, **options: Any) -> str:
+        with pytest.raises(tg.UserError) as caught:
+            tg.savepoints.drop_keys(keys, based_on=base, path=tmp_path / "refused", **options)
+        assert not (tmp_path / "refused").exists()
+        return str(caught.value)
+
+    keyed = "Operator v1.op0 (TransformWithState) is keyed by k string, but "
+    assert refused(spark.range(1).select(F.col("id").alias("k"))) == (
+        f"{keyed}column 'k' of the DataFrame is bigint: cast it."
+    )
+    assert refused(small.withColumn("v", F.lit(1))) == (
+        f"{keyed}the DataFrame has the columns k, v: select the keys, all and no more."
+    )
+    assert "operator is 'other', which is unknown: use one of v1.op0" in refused(small, operator="other")
 
 
 def test_groups_sessions_keys_and_joined_rows_are_dataframes(spark: SparkSession, tmp_path: Path) -> None:

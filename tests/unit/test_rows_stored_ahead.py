@@ -24,13 +24,9 @@ from tests.unit.test_stream_join import join
 from tests.unit.test_windows_of_groups import batch_of
 from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.model.ids import CheckpointId, KeyGroupRange, TaskId, VertexId
-from tidegate.operators import block_marks, log_book, logged_rows
-from tidegate.operators.aggregate import AggregateOperator
+from tidegate.operators import log_book
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import TaskContext
-from tidegate.operators.deduplicate import DeduplicateOperator
-from tidegate.operators.logged_rows import LoggedRows
-from tidegate.operators.session_aggregate import SessionAggregateOperator
 from tidegate.plan.nodes import JoinType
 from tidegate.plan.physical import OperatorSpec
 from tidegate.state.changelog import BATCH_BYTES
@@ -266,78 +262,6 @@ def test_thousands_of_batches_leave_few_files(kind: str, tmp_path: Path, monkeyp
     running.close()
 
 
-class TakenRows:
-    """How many rows of groups, keys and sessions were copied in each call of `on_time`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.by_step: list[int] = []
-        for owner, name in (
-            (AggregateOperator, "frozen"),
-            (DeduplicateOperator, "frozen"),
-            (SessionAggregateOperator, "_frozen"),
-        ):
-            self._count_in(owner, name, monkeypatch)
-        on_time = ChangelogBackends.on_time
-
-        def in_step(backends: ChangelogBackends, now_ms: float) -> None:
-            self.by_step.append(0)
-            on_time(backends, now_ms)
-
-        monkeypatch.setattr(ChangelogBackends, "on_time", in_step)
-
-    def _count_in(self, owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        frozen = getattr(owner, name)
-
-        def counted(operator: Any, slots: Any) -> Any:
-            if self.by_step:
-                self.by_step[-1] += len(slots)
-            return frozen(operator, slots)
-
-        monkeypatch.setattr(owner, name, counted)
-
-
-@pytest.mark.parametrize("kind", ["aggregation", "deduplication", "sessions"])
-def test_no_step_takes_more_than_a_part_though_small_files_are_made_one(
-    kind: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_book, "PART_ROWS", 50)
-    taken = TakenRows(monkeypatch)
-    running = Running(KINDS[kind], tmp_path, backend=backend)
-    most_files = 0
-    for batch in range(12):
-        running.change(range(batch * 100, batch * 100 + 100))
-        running.pass_time(WAIT_MS)
-        most_files = max(most_files, running.log_files())
-    running.pass_time(5 * WAIT_MS)
-    assert most_files >= log_book.AHEAD.small_files > running.log_files(), "some were made one"
-    assert sum(taken.by_step) > 1_200, "and so were written again"
-    assert max(taken.by_step) <= 50
-    running.take_checkpoint()
-    logged = running.operator._logged if kind == "sessions" else running.operator._on_disk.logged
-    assert logged.is_consistent()
-    running.close()
-
-
-def test_marking_the_rows_of_small_files_is_done_in_steps_too(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logged_rows, "_MARKED", 30)
-    marked, give_up = list[int](), LoggedRows._give_up_some
-
-    def counted(logged: LoggedRows) -> None:
-        before = int((logged._numbers.used < 0).sum())
-        give_up(logged)
-        marked.append(int((logged._numbers.used < 0).sum()) - before)
-
-    monkeypatch.setattr(LoggedRows, "_give_up_some", counted)
-    running = Running(KINDS["aggregation"], tmp_path, backend=backend)
-    for batch in range(12):
-        running.change(range(batch * 100, batch * 100 + 100))
-        running.pass_time(WAIT_MS)
-    assert sum(marked) >= 800 and max(marked) <= 30
-    running.close()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_taken_and_not_written_when_the_barrier_comes_is_stored_once(
     run: Callable[..., Running], kind: str, monkeypatch: pytest.MonkeyPatch
@@ -537,39 +461,6 @@ def shown(running: Running, restored: Sequence[RestoredSection]) -> Counter[str]
 
 def _in_order(row: dict[str, Any]) -> str:
     return repr([sorted(value) if isinstance(value, list) else value for value in row.values()])
-
-
-@pytest.mark.parametrize("is_changed", [False, True])
-@pytest.mark.parametrize("kind", ["aggregation", "deduplication", "sessions"])
-def test_whenever_a_barrier_comes_while_small_files_are_made_one_it_has_all_rows(
-    kind: str, is_changed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if what is in those files changes before it is taken again."""
-    take_tiny_steps(monkeypatch)
-    monkeypatch.setattr(log_book, "SMALL_FILE_ROWS", 100)
-    monkeypatch.setattr(log_book, "FILE_ROWS", 100)
-    monkeypatch.setattr(log_book, "AHEAD", log_book.Rule(stored_per_live=2, small_files=8))
-    monkeypatch.setattr(block_marks, "_SAMPLE_BLOCKS", 100)
-    files_before = list[int]()
-    for step in range(0, 66, 2):
-        with folder_in_memory() as folder:
-            checked = Checked(KINDS[kind], folder, "heap")
-            running = checked.running
-            for number in range(7):
-                checked.change(range(4 * number, 4 * number + 4))
-                running.pass_time(WAIT_MS)
-            checked.change(range(30, 32))
-            running.slot.clock.advance(WAIT_MS)
-            for _ in range(step):
-                running.slot.clock.advance(LOOK_MS)
-                running.backends.on_time(running.slot.clock.monotonic_ms())
-            files_before.append(running.log_files())
-            if is_changed:
-                checked.change(range(2, 32, 3))
-            checked.barrier()
-            checked.complete()
-            running.close()
-    assert files_before[0] == 7 and 0 in files_before and files_before[-1] == 1, "all of it was seen"
 
 
 @pytest.mark.parametrize("kind", KINDS)

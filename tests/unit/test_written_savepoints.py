@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -28,6 +29,7 @@ from tidegate.coordinator.written_savepoints import (
     new_savepoint,
     regrouped_savepoint,
     rewritten_savepoint,
+    savepoint_without_keys,
 )
 from tidegate.model.elements import Batch
 from tidegate.model.errors import OptionError, StorageFailure
@@ -39,7 +41,9 @@ from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.lower import fingerprint
 from tidegate.plan.nodes import DeclaredState, StateShape, TimeMode
 from tidegate.plan.physical import DeduplicateSpec, JobPlan, TransformWithStateSpec
+from tidegate.storage.manifests import encode_manifest
 from tidegate.storage.store import LocalFiles
+from tidegate.storage.stored_plan import UserState
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.restoring import plain_name, restore_slot
 from tidegate.worker.state_backends import StateBackends, open_backends
@@ -402,6 +406,99 @@ def in_flight_of(plan: JobPlan, folder: Path) -> str:
     }
     StoredJob(plan, channels=channels).write(LocalFiles(folder))
     return str(folder)
+
+
+# -- another one without some keys
+
+
+def without(folder: Path, base: str, *keys: str, operator: str | None = None) -> str:
+    target = savepoint_without_keys(str(folder), find_checkpoint(base), operator=operator, now_ms=5)
+    return write(target, *[(key,) for key in keys])
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_a_dropped_key_has_no_state_and_no_timer_and_all_others_have_theirs(
+    tmp_path: Path, backends: StateBackends, parallelism: int
+) -> None:
+    old = stored_states(tmp_path / "old", backends)
+    path = without(tmp_path / "new", old, "b", "e", "b", "was never there")
+    found = found_by(path, "abcdef", job_plan(parallelism), backends)
+    assert found == found_by(old, "abcdef", job_plan(parallelism), backends) | {key: (None, [], {}, []) for key in "be"}
+    for table in ({"state": "count"}, {"state": "seen"}, {"state": "by"}):
+        assert sorted(row["k"] for row in rows_of(path=path, table="state", **table)) == list("acdf")
+    assert sorted(row["k"] for row in rows_of(path=path, table="timers", operator="v1.op0")) == list("acdf")
+
+
+def test_without_keys_that_it_has_it_is_a_copy(tmp_path: Path, backends: StateBackends) -> None:
+    old = stored_states(tmp_path / "old", backends)
+    path = without(tmp_path / "new", old)
+    assert found_by(path, "abcdef", job_plan(), backends) == found_by(old, "abcdef", job_plan(), backends)
+
+
+def test_keys_are_dropped_of_one_operator_only(tmp_path: Path, backends: StateBackends) -> None:
+    old = stored_alarms(tmp_path / "old", backends)
+    path = without(tmp_path / "new", old, "b", operator="alarm")
+
+    def keys(**table: str) -> list[str]:
+        return sorted(row["k"] for row in rows_of(path=path, **table))
+
+    assert keys(table="timers", operator="alarm") == list("acdef")
+    assert keys(table="timers", operator="v1.op0") == list("abcdef")
+    assert keys(table="state", operator="v1.op0", state="seen") == list("abcdef")
+
+
+def test_states_that_the_query_declares_no_more_go_with_their_keys_too(tmp_path: Path, backends: StateBackends) -> None:
+    """They are still stored, and would be there again once they are declared again."""
+    old = tmp_path / "old"
+    manifest = find_checkpoint(stored_states(old, backends)).read_manifest()
+    assert manifest.plan is not None
+    (operator,) = manifest.plan.operators
+    left_out = [state for state in operator.states if isinstance(state, UserState)]
+    described = msgspec.structs.replace(operator, states=[], left_out=left_out)
+    plan = msgspec.structs.replace(manifest.plan, operators=[described])
+    LocalFiles(old).put("manifest.json", encode_manifest(msgspec.structs.replace(manifest, plan=plan)))
+    found = found_by(without(tmp_path / "new", str(old), "b"), "ab", job_plan(), backends)
+    assert found["b"] == (None, [], {}, [])
+    assert found["a"][1:] == ([(11_000_000,)], {(1,): ([365, [["x", 11], ["y", None]]],)}, [11_000])
+
+
+def test_an_initial_state_that_was_applied_is_not_applied_again_to_a_dropped_key(tmp_path: Path) -> None:
+    spec = stateful(initial=initial(("a", 1), ("b", 2)))
+    plan = plan_of(spec, schema=INPUT, parallelism=2)
+    target = new_savepoint(str(tmp_path / "old"), plan, fingerprint(plan), operator=None, state="count", now_ms=5)
+    old = write(target, ("a", 5, None), ("b", 6, None))
+    path = without(tmp_path / "new", old, "b")
+    found = found_by(path, "ab", plan, open_backends("heap"), spec)
+    assert [found[key][0] for key in "ab"] == [(5, None), None]
+
+
+def test_rows_in_flight_of_a_dropped_key_stay(tmp_path: Path) -> None:
+    old = in_flight_of(job_plan(), tmp_path / "old")
+    path = without(tmp_path / "new", old, "a")
+    assert rows_of(path=path, table="inflight") == rows_of(path=old, table="inflight") != []
+
+
+def test_an_operator_whose_keys_cannot_be_dropped_is_refused(tmp_path: Path) -> None:
+    def refused(path: str, operator: str | None) -> str:
+        with pytest.raises(OptionError) as caught:
+            savepoint_without_keys(str(tmp_path / "new"), find_checkpoint(path), operator=operator, now_ms=5)
+        assert not (tmp_path / "new").exists()
+        return str(caught.value)
+
+    both = stored_alarms(tmp_path / "both")
+    known = "use one of v1.op0 (TransformWithState), v1.op1 (alarm)."
+    assert refused(both, None) == f"operator is missing, and several have keys that can be dropped: {known}"
+    assert refused(both, "clock") == f"operator is 'clock', which is unknown: {known}"
+    rows = DeduplicateSpec(1, None, None, INPUT)
+    (tmp_path / "one").mkdir()
+    StoredJob(plan_of(rows, stateful(), schema=INPUT)).write(LocalFiles(tmp_path / "one"))
+    assert refused(str(tmp_path / "one"), "v1.op0") == (
+        "operator is 'v1.op0', which keeps rows, of which no keys can be dropped: use one of v1.op1 "
+        "(TransformWithState)."
+    )
+    (tmp_path / "none").mkdir()
+    StoredJob(plan_of(rows, schema=INPUT)).write(LocalFiles(tmp_path / "none"))
+    assert refused(str(tmp_path / "none"), None).startswith("No operator of this checkpoint has keys that can be")
 
 
 # -- what is refused

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tidegate.coordinator.compatibility import NotRestored
-from tidegate.coordinator.inspection import StoredCheckpoint
+from tidegate.coordinator.durable import DurableSettings
+from tidegate.coordinator.inspection import Found
 from tidegate.coordinator.restore_trial import TrialReport, try_restore
+from tidegate.model.ids import CheckpointId
 from tidegate.plan.lower import fingerprint
 from tidegate.plan.physical import JobPlan
+from tidegate.protocol.recovery import SinkRollback
+from tidegate.protocol.retention import KeepNumber, RestoreMode
 
 
 class TrialEnded(BaseException):
@@ -18,13 +22,31 @@ class TrialEnded(BaseException):
 
 
 class Trial:
-    def __init__(self, stored: StoredCheckpoint) -> None:
-        self._stored = stored
+    def __init__(self, found: Found) -> None:
+        self._found = found
         self.report: TrialReport | None = None
 
-    def look_at(self, plan: JobPlan, not_restored: NotRestored, *, state_backend: str) -> None:
-        """In place of a start; always raises `TrialEnded`."""
-        self.report = try_restore(self._stored, plan, fingerprint(plan), not_restored, state_backend=state_backend)
+    def look_at(
+        self,
+        plan: JobPlan,
+        not_restored: NotRestored,
+        *,
+        state_backend: str,
+        rollback: SinkRollback = SinkRollback.NONE,
+        restore_mode: RestoreMode = RestoreMode.NO_CLAIM,
+        without_captured_rows: CheckpointId | None = None,
+    ) -> None:
+        """In place of a start, with what its options say of a restore; always raises `TrialEnded`."""
+        settings = DurableSettings(
+            fingerprint=tuple(fingerprint(plan)),
+            keep=KeepNumber(1),  # nothing is retired here
+            rollback=rollback,
+            not_restored=not_restored,
+            restore_mode=restore_mode,
+            without_captured_rows=without_captured_rows,
+            state_backend=state_backend,
+        )
+        self.report = try_restore(self._found, plan, settings)
         raise TrialEnded
 
 
@@ -36,10 +58,10 @@ def current_trial() -> Trial | None:
 
 
 @contextmanager
-def trying(stored: StoredCheckpoint) -> Iterator[Trial]:
+def trying(found: Found) -> Iterator[Trial]:
     global _current
     assert _current is None, "one program is tried at a time"
-    _current = Trial(stored)
+    _current = Trial(found)
     try:
         yield _current
     finally:

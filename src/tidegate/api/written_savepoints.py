@@ -1,20 +1,25 @@
 """`tg.savepoints`: savepoints that are written from DataFrames, and started from like any other."""
 
+from collections.abc import Callable
 from os import PathLike, fspath
 from time import time
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidegate.api.places import missing_folders, remove_empty
 from tidegate.api.writer import DataStreamWriter
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import (
+    PLACE_COLUMNS,
+    WrittenRows,
     WrittenSavepoint,
     new_savepoint,
     regrouped_savepoint,
     rewritten_savepoint,
+    savepoint_without_keys,
 )
 from tidegate.model.errors import EnvironmentProblem, OptionError
 from tidegate.plan.lower import fingerprint
@@ -52,29 +57,62 @@ class Savepoints:
         An `initialState` of the operator whose state is written is not applied any more: the rows take its place.
         """
         spark = _active_session() if df is None else _session_of(df)
-        use_driver_interpreter(spark)
-        folder = _absolute(path)
-        absent = missing_folders([folder])
-        try:
-            access = store_access(spark, [folder] if based_on is None else [folder, _absolute(based_on)])
+
+        def target(folder: str, access: StoreAccess) -> WrittenSavepoint:
             if df is None:
                 _refuse_rows(state, operator, query)
-                target = _regrouped(folder, access, based_on=based_on, max_parallelism=max_parallelism)
-            else:
-                target = _target(
-                    folder,
-                    access,
-                    state=state,
-                    operator=operator,
-                    query=query,
-                    based_on=based_on,
-                    max_parallelism=max_parallelism,
-                )
-            write_savepoint(spark, df, target)
-        except BaseException:
-            remove_empty(absent)
-            raise
-        return folder
+                return _regrouped(folder, access, based_on=based_on, max_parallelism=max_parallelism)
+            return _target(
+                folder,
+                access,
+                state=state,
+                operator=operator,
+                query=query,
+                based_on=based_on,
+                max_parallelism=max_parallelism,
+            )
+
+        return _written(spark, df, path, target, based_on=based_on)
+
+    @staticmethod
+    def drop_keys(keys: DataFrame, *, path: "_Path", based_on: "_Path", operator: str | None = None) -> str:
+        """Writes a savepoint into the folder `path`, in which an operator has nothing of `keys`; returns the path.
+
+        It is a copy of `based_on`, a savepoint or checkpoint, but for every value, list and map state and every timer
+        that `operator` has of these keys. The columns are those that it is keyed by, as in its state table. Keys that
+        it does not have change nothing; rows of these keys that are in flight stay, and begin anew when they arrive.
+        """
+        spark = _session_of(keys)
+
+        def target(folder: str, access: StoreAccess) -> WrittenSavepoint:
+            base = find_checkpoint(_absolute(based_on), access=access)
+            without = savepoint_without_keys(folder, base, operator=operator, now_ms=_now_ms())
+            assert without.rows is not None, "keys are given as rows"
+            _check_keys(keys, without.rows)
+            return without
+
+        return _written(spark, keys, path, target, based_on=based_on)
+
+
+def _written(
+    spark: SparkSession,
+    df: DataFrame | None,
+    path: "_Path",
+    target: Callable[[str, StoreAccess], WrittenSavepoint],
+    *,
+    based_on: "_Path | None",
+) -> str:
+    """One that is refused or fails leaves no folder behind that was not there before."""
+    use_driver_interpreter(spark)
+    folder = _absolute(path)
+    absent = missing_folders([folder])
+    try:
+        access = store_access(spark, [folder] if based_on is None else [folder, _absolute(based_on)])
+        write_savepoint(spark, df, target(folder, access))
+    except BaseException:
+        remove_empty(absent)
+        raise
+    return folder
 
 
 def _session_of(df: DataFrame) -> SparkSession:
@@ -93,6 +131,20 @@ def _active_session() -> SparkSession:
         ) from error
     require_classic(spark.range(0))
     return spark
+
+
+def _check_keys(df: DataFrame, keys: WrittenRows) -> None:
+    expected = from_arrow_schema(keys.columns).fields
+    wanted = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in expected)
+    of = f"Operator {keys.operator.id} ({keys.operator.name}) is keyed by {wanted}"
+    given = [field for field in df.schema.fields if field.name not in PLACE_COLUMNS]
+    if sorted(field.name for field in given) != sorted(field.name for field in expected):
+        found = ", ".join(field.name for field in given)
+        raise OptionError(f"{of}, but the DataFrame has the columns {found}: select the keys, all and no more.")
+    types = {field.name: field.dataType.simpleString() for field in given}
+    for field in expected:
+        if types[field.name] != field.dataType.simpleString():
+            raise OptionError(f"{of}, but column {field.name!r} of the DataFrame is {types[field.name]}: cast it.")
 
 
 def _refuse_rows(state: str | None, operator: str | None, query: DataStreamWriter | None) -> None:

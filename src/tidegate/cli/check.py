@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from tidegate.api.trial import TrialEnded, trying
-from tidegate.coordinator.inspection import Location, StoredCheckpoint, open_path
+from tidegate.coordinator.inspection import Found, Location, open_path
+from tidegate.coordinator.restore_trial import no_checkpoint
 from tidegate.model.errors import UserError
 
 
@@ -16,7 +17,7 @@ def run(path: str, file: str) -> int:
     """Exit code 1 if it cannot be restored."""
     if not Path(file).is_file():
         raise UserError(f"There is no file {file!r}: name the Python program that starts the query.")
-    with trying(_checkpoint(path)) as trial:
+    with trying(_found(path)) as trial:
         arguments, folders = sys.argv, sys.path[:]
         sys.argv, sys.path[:0] = [file], [str(Path(file).resolve().parent)]
         try:
@@ -34,16 +35,9 @@ def run(path: str, file: str) -> int:
     return 0 if trial.report.refusal is None else 1
 
 
-def _checkpoint(path: str) -> StoredCheckpoint:
-    """Of a location the newest, from which a start would go on."""
+def _found(path: str) -> Found:
+    """Of a location without any checkpoint nothing needs to be tried."""
     found = open_path(path)
-    if isinstance(found, StoredCheckpoint):
-        return found
-    return _newest(found)
-
-
-def _newest(location: Location) -> StoredCheckpoint:
-    retained = location.retained()
-    if not retained:
-        raise UserError(f"{location.root!r} has no complete checkpoint yet: a query would start from the beginning.")
-    return location.open(retained[-1])
+    if isinstance(found, Location) and not found.retained():
+        raise UserError(no_checkpoint(found))
+    return found

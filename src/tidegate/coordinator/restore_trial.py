@@ -1,24 +1,35 @@
-"""Tries in thought what a restore would do: what goes where, what starts empty, what is lost, how long it takes.
+"""Tries in thought what a start would do: what is restored and goes where, what starts empty, what is lost, how long it
+takes. Decides nothing by itself: whatever a start would say, its own code says here.
 
 Reads the checkpoint; starts, writes and deletes nothing.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tidegate.coordinator.compatibility import NotRestored, check_backend, check_fits
-from tidegate.coordinator.inspection import StoredCheckpoint
-from tidegate.model.errors import IncompatibleCheckpoint, StorageFailure
+from tidegate.connectors.contract import SinkCommitter
+from tidegate.connectors.file_sink import FileSink
+from tidegate.connectors.registry import open_sink
+from tidegate.coordinator.compatibility import check_backend, check_fits
+from tidegate.coordinator.durable import DurableJob, DurableSettings, _Choice
+from tidegate.coordinator.inspection import Found, Location, StoredCheckpoint
+from tidegate.coordinator.state_evolution import StateChanges, state_changes
+from tidegate.model.errors import Damaged, StorageFailure, UserError
 from tidegate.model.ids import range_of
 from tidegate.model.units import format_bytes, format_ms
 from tidegate.plan.matching import PlanMatch
 from tidegate.plan.naming import names_in
 from tidegate.plan.parts import SOURCE, SOURCE_POSITION, Part, Place, read_parts
 from tidegate.plan.physical import JobPlan
+from tidegate.protocol.recovery import CapturedRows, SinkRollback
 from tidegate.protocol.rescale import overlapping
-from tidegate.state.contract import HEAP
+from tidegate.storage import layout
+from tidegate.storage.job_log import CheckpointCompleted
+from tidegate.storage.store import LocalFiles, Store, open_place
 from tidegate.worker.restoring import stored_places, stored_sections
 
 # Enough to see how fast storage is, and no more than a moment's work.
@@ -48,40 +59,20 @@ class ReadRate:
         return self.read_bytes / max(self.took_ms, 0.001)
 
 
-def try_restore(
-    stored: StoredCheckpoint,
-    plan: JobPlan,
-    fingerprint: Sequence[str],
-    not_restored: NotRestored,
-    *,
-    state_backend: str = HEAP,
-) -> TrialReport:
-    manifest = stored.manifest
-    what = "Savepoint" if manifest.is_savepoint else "Checkpoint"
-    head = (
-        f"{what} {manifest.checkpoint} of generation {manifest.generation} at {stored.root}, "
-        f"{manifest.parallelism} slots; the query has {plan.parallelism}"
-    )
-    try:
-        match = check_fits(
-            manifest,
-            plan,
-            fingerprint,
-            not_restored=not_restored,
-            stored_places=lambda: stored_places(stored.store, manifest),
-        )
-        sections = stored_sections(stored.store, manifest)
-        check_backend(manifest, match, state_backend, lambda: sections)
-        rate = measure_rate(stored)
-        holds = frozenset(place for place, _ in sections)
-    except (IncompatibleCheckpoint, StorageFailure) as refusal:
-        return TrialReport(str(refusal), (head, f"It cannot be restored: {refusal}"))
-    lines = [head, "It can be restored.", *_operators(stored, plan, fingerprint, match, holds)]
-    lines += [*_in_flight(stored, match), _time(stored, rate)]
-    return TrialReport(None, tuple(lines))
+def try_restore(found: Found, plan: JobPlan, settings: DurableSettings) -> TrialReport:
+    """Of a query with that plan: a checkpoint or savepoint as `restore.from` names it, a location as its own."""
+    match found:
+        case StoredCheckpoint():
+            return _try_one(found, plan, settings)
+        case Location():
+            return _try_location(found, plan, settings)
 
 
-def measure_rate(stored: StoredCheckpoint) -> ReadRate:
+def no_checkpoint(location: Location) -> str:
+    return f"{location.root!r} has no complete checkpoint yet: a query there begins anew, or with its restore.from."
+
+
+def measure_rate(stored: StoredCheckpoint, captured_rows: CapturedRows = CapturedRows.DELIVER) -> ReadRate:
     """Reads some of the checkpoint's own files, as a restore would; raises `Damaged` if one is not what it was.
 
     Of the last one, which need not be read to its end, nothing is known then.
@@ -89,7 +80,7 @@ def measure_rate(stored: StoredCheckpoint) -> ReadRate:
     read_bytes = 0
     started = time.perf_counter()
     took_ms = 0.0
-    files = stored.files().items()
+    files = [(path, expected) for path, expected in stored.files().items() if _is_read(path, captured_rows)]
     for piece in chain.from_iterable(stored.checked_pieces(path, expected) for path, expected in files):
         read_bytes += len(piece)
         took_ms = (time.perf_counter() - started) * 1000
@@ -98,11 +89,143 @@ def measure_rate(stored: StoredCheckpoint) -> ReadRate:
     return ReadRate(read_bytes, took_ms)
 
 
+# -- what a start would choose
+
+
+def _try_one(stored: StoredCheckpoint, plan: JobPlan, settings: DurableSettings) -> TrialReport:
+    head = _head(stored, plan)
+    named = replace(settings, restore_from=f"{stored.root}/{stored.path}")
+    try:
+        with TemporaryDirectory() as nothing:
+            # As for a query that has no checkpoint of its own yet.
+            new = LocalFiles(Path(nothing))
+            _job(new, plan, named, location=nothing, open_location=lambda _: stored.store).check_compatible()
+        details = _details(stored, plan, settings)
+        rate = measure_rate(stored, _captured_rows(stored, settings))
+    except (UserError, StorageFailure) as refusal:
+        return _refused(head, refusal)
+    return TrialReport(None, (head, "It can be restored.", *details, _time(stored, plan, settings, rate)))
+
+
+def _try_location(location: Location, plan: JobPlan, settings: DurableSettings) -> TrialReport:
+    job = _job(location.store, plan, settings, location=location.root, open_location=open_place)
+    newest = max(completed.checkpoint for completed in location.retained())
+    head = f"Location {location.root} with checkpoint {newest} as its newest; the query has {plan.parallelism} slots"
+    # Ends, because what is noted as damaged is not chosen again.
+    while True:
+        try:
+            job.check_compatible()
+            choice = job.choice
+            if choice is None or choice.restored is None:
+                raise UserError(no_checkpoint(location))
+            stored = location.open(choice.restored)
+        except (UserError, StorageFailure) as refusal:
+            return _refused(head, refusal)
+        try:
+            details = _details(stored, plan, settings)
+            rate = measure_rate(stored, _captured_rows(stored, settings))
+        except Damaged as damage:
+            # Slots that read it would find the same, and the driver go back behind it.
+            job.note_damage(choice.restored.checkpoint, str(damage))
+            continue
+        except (UserError, StorageFailure) as refusal:
+            return _refused(head, refusal)
+        verdict = ["It can be restored.", *_goes_back(choice, settings.rollback)]
+        return TrialReport(None, (_head(stored, plan), *verdict, *details, _time(stored, plan, settings, rate)))
+
+
+class _Choosing(DurableJob):
+    """Keeps what `check_compatible` has chosen."""
+
+    choice: _Choice | None = None
+
+    def _choose(self, retained: Sequence[CheckpointCompleted]) -> _Choice:
+        self.choice = super()._choose(retained)
+        return self.choice
+
+
+def _job(
+    store: Store, plan: JobPlan, settings: DurableSettings, *, location: str, open_location: Callable[[str], Store]
+) -> _Choosing:
+    """As a start has it; only ever asked, so that it writes nothing."""
+    committer = _committer_of(plan, location)
+    return _Choosing(store, committer, plan, settings, open_location=open_location, wall_ms=lambda: 0)
+
+
+def _committer_of(plan: JobPlan, location: str) -> SinkCommitter:
+    """Asked only what could be taken back."""
+    sink = next(vertex.sink for vertex in plan.vertices if vertex.sink is not None)
+    if isinstance(open_sink(sink), FileSink):
+        # Which of the files are this query's.
+        sink = replace(sink, options={**sink.options, "checkpointLocation": location})
+    return open_sink(sink).committer()
+
+
+def _goes_back(choice: _Choice, rollback: SinkRollback) -> Iterator[str]:
+    if not choice.skipped:
+        return
+    if choice.why_not_back is None:
+        output = "; what was committed since is taken back"
+    elif rollback is SinkRollback.DUPLICATES_ALLOWED:
+        output = f"; what was committed since may come out twice, because {choice.why_not_back}"
+    else:
+        output = ""  # nothing was
+    yield (
+        f"The query goes back to it, and what came after it is read again{output}, because of damage: "
+        f"{'; '.join(damage.rstrip('.') for damage in choice.damage)}."
+    )
+
+
+def _head(stored: StoredCheckpoint, plan: JobPlan) -> str:
+    manifest = stored.manifest
+    what = "Savepoint" if manifest.is_savepoint else "Checkpoint"
+    return (
+        f"{what} {manifest.checkpoint} of generation {manifest.generation} at {stored.root}, "
+        f"{manifest.parallelism} slots; the query has {plan.parallelism}"
+    )
+
+
+def _refused(head: str, refusal: Exception) -> TrialReport:
+    return TrialReport(str(refusal), (head, f"It cannot be restored: {refusal}"))
+
+
+def _captured_rows(stored: StoredCheckpoint, settings: DurableSettings) -> CapturedRows:
+    is_without = stored.manifest.checkpoint == settings.without_captured_rows
+    return CapturedRows.DROP if is_without else CapturedRows.DELIVER
+
+
+def _is_read(path: str, captured_rows: CapturedRows) -> bool:
+    return captured_rows is CapturedRows.DELIVER or layout.parse_channel_file(path) is None
+
+
+# -- what would go where
+
+
+def _details(stored: StoredCheckpoint, plan: JobPlan, settings: DurableSettings) -> list[str]:
+    """Raises if it does not fit."""
+    manifest = stored.manifest
+    match = check_fits(
+        manifest,
+        plan,
+        settings.fingerprint,
+        not_restored=settings.not_restored,
+        stored_places=lambda: stored_places(stored.store, manifest),
+    )
+    sections = stored_sections(stored.store, manifest)
+    check_backend(manifest, match, settings.state_backend, lambda: sections)
+    holds = frozenset(place for place, _ in sections)
+    return [
+        *_operators(stored, plan, settings.fingerprint, match, holds),
+        *_in_flight(stored, match, _captured_rows(stored, settings)),
+    ]
+
+
 def _operators(
     stored: StoredCheckpoint, plan: JobPlan, fingerprint: Sequence[str], match: PlanMatch, holds: frozenset[Place]
 ) -> Iterator[str]:
     now = read_parts(fingerprint, names_in(plan))
     before = {part.place: part for part in stored.parts()}
+    changes = state_changes(plan, match, stored.manifest.plan)
     for part in () if now is None else now.parts:
         old = before.get(match.operators[part.place]) if part.place in match.operators else None
         if old is None:
@@ -118,8 +241,19 @@ def _operators(
         )
         if "keys=[" in part.shape and counts[0] != counts[1]:
             yield from _key_groups(*counts, max_parallelism=plan.max_parallelism)
+        if part.place in changes:
+            yield from _states(changes[part.place])
     for part in match.missing:
         yield f"  {part} ({part.kind}, {_place(part)}): {'dropped' if part.place in holds else 'gone, nothing stored'}"
+
+
+def _states(changes: StateChanges) -> Iterator[str]:
+    for name in changes.left_out:
+        yield f"    state {name!r}: not declared any more; it stays stored, and is there again if it is declared again"
+    for name in changes.deleted:
+        yield f"    state {name!r}: dropped, since the query deletes it"
+    for name in changes.added:
+        yield f"    state {name!r}: new, starts empty"
 
 
 def _key_groups(before: int, now: int, *, max_parallelism: int) -> Iterator[str]:
@@ -135,24 +269,56 @@ def _key_groups(before: int, now: int, *, max_parallelism: int) -> Iterator[str]
         yield f"    and so on for {now - _SHOWN_SUBTASKS} more"
 
 
-def _in_flight(stored: StoredCheckpoint, match: PlanMatch) -> Iterator[str]:
+def _in_flight(stored: StoredCheckpoint, match: PlanMatch, captured_rows: CapturedRows) -> Iterator[str]:
     counts: dict[int, int] = {}
     for channel in stored.manifest.channels:
         if channel.first < channel.n:
             counts[channel.channel.edge] = counts.get(channel.channel.edge, 0) + channel.n - channel.first
     for edge, before in match.ways.items():
         if before.id in counts:
-            yield f"  rows in flight into v{before.receiver}: {counts[before.id]} elements, e{before.id} -> e{edge}"
+            goes = f"e{before.id} -> e{edge}" if captured_rows is CapturedRows.DELIVER else "dropped"
+            yield f"  rows in flight into v{before.receiver}: {counts[before.id]} elements, {goes}"
 
 
-def _time(stored: StoredCheckpoint, rate: ReadRate) -> str:
-    size_bytes = stored.size_bytes()
-    about_ms = size_bytes / max(rate.bytes_per_ms, 1e-9)
+# -- how long it takes
+
+
+def _time(stored: StoredCheckpoint, plan: JobPlan, settings: DurableSettings, rate: ReadRate) -> str:
+    """Slots read side by side; whether that is quicker depends on what their machines share."""
+    by_slot = _bytes_by_slot(stored, plan, _captured_rows(stored, settings))
+    if rate.read_bytes == 0:
+        return "To read: nothing beside the manifest."
+    alone_ms, shared_ms = (size_bytes / rate.bytes_per_ms for size_bytes in (max(by_slot), sum(by_slot)))
     measured = f"{format_bytes(rate.bytes_per_ms * 1000)} a second, on {format_bytes(rate.read_bytes)} of it"
+    together = f"{format_bytes(sum(by_slot))} by {plan.parallelism} slots side by side, at most " if by_slot[1:] else ""
+    or_shared = f", or {format_ms(shared_ms)} if all of them share that rate" if by_slot[1:] else ""
     return (
-        f"To read: {format_bytes(size_bytes)}, about {format_ms(about_ms)} for one reader (measured here: {measured}); "
-        f"slots read side by side, and the time to start them comes on top."
+        f"To read: {together}{format_bytes(max(by_slot))} by one slot: about {format_ms(alone_ms)} at the rate of one "
+        f"reader here ({measured}){or_shared}. Not in it: starting the slots, making state of what they read, and "
+        f"reading again what came after the checkpoint."
     )
+
+
+def _bytes_by_slot(stored: StoredCheckpoint, plan: JobPlan, captured_rows: CapturedRows) -> list[int]:
+    """What each slot of the query reads at most: the files of those slots of then whose keys it gets."""
+    manifest = stored.manifest
+    of_slot = {
+        int(file.slot): sum(each.length for each in file.shared if _is_read(each.path, captured_rows))
+        + (file.length_bytes if file.content is None else 0)
+        for file in manifest.slots
+    }
+    if manifest.parallelism == plan.parallelism:
+        return [of_slot.get(slot, 0) for slot in range(plan.parallelism)]
+    taken = (
+        overlapping(
+            slot,
+            parallelism=plan.parallelism,
+            old_parallelism=manifest.parallelism,
+            max_parallelism=manifest.max_parallelism,
+        )
+        for slot in range(plan.parallelism)
+    )
+    return [sum(of_slot.get(each, 0) for each in slots) for slots in taken]
 
 
 def _place(part: Part) -> str:

@@ -64,6 +64,30 @@ def left_out_states(plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) 
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class StateChanges:
+    """The names of an operator's states that are not as they were: `left_out` stays stored, `deleted` goes."""
+
+    left_out: tuple[str, ...]
+    deleted: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+def state_changes(plan: JobPlan, match: PlanMatch, stored: StoredPlan | None) -> dict[Place, StateChanges]:
+    """Of the operators that go on with what was stored of them, by their places in the query."""
+    before = {} if stored is None else dict(_stored_states(stored))
+    left_out = left_out_states(plan, match, stored)
+    found: dict[Place, StateChanges] = {}
+    for place, operator in _with_states(plan):
+        if (old := before.get(match.operators[place]) if place in match.operators else None) is not None:
+            found[place] = StateChanges(
+                left_out=tuple(state.name for state in left_out.get(place, ())),
+                deleted=tuple(name for name in operator.deleted if name in old),
+                added=tuple(state.name for state in operator.states if state.name not in old),
+            )
+    return found
+
+
 def with_left_out(stored: StoredPlan, left_out: Mapping[Place, list[UserState]]) -> StoredPlan:
     operators = [
         msgspec.structs.replace(each, left_out=left_out.get(Place(VertexId(each.vertex), each.position), []))

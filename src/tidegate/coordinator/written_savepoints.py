@@ -1,11 +1,12 @@
-"""A savepoint that is written from rows, or from another one for other key groups: what it takes over, its manifest.
+"""A savepoint that is written from rows, or from another one for other key groups or without some keys: what it takes
+over, its manifest.
 
 What cannot be written is refused here, before anything is. State itself is encoded and stored elsewhere, slot by slot;
 without the manifest, which comes last, its files mean nothing.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import pyarrow as pa
@@ -31,7 +32,7 @@ from tidegate.storage import layout
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import AlreadyThere, Store, open_store
-from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState
+from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, encode_schema
 from tidegate.worker.regrouped_rows import held_rows
 from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.stored_task import decode_task
@@ -41,6 +42,7 @@ from tidegate.worker.written_state import (
     RowEncoder,
     SlotContent,
     StateEntry,
+    has_entries,
     regrouped_entries,
     stored_state_name,
     write_slot,
@@ -51,6 +53,8 @@ PLACE_COLUMNS = ("key_group", "subtask")
 # How the shape of an operator ends that is given an initial state. A manifest says it nowhere else, and there is no
 # plan to ask where one savepoint is based on another.
 _WITH_INITIAL_STATE = " with initial state"
+# As which keys are given that are to go: a state with nothing but its key.
+_KEYS = UserState("keys", "value", encode_schema(pa.schema([])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,11 @@ class WrittenRows:
     def place(self) -> tuple[int, str]:
         """As entries name it."""
         return self.number, stored_state_name(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedKeys(WrittenRows):
+    """The rows that are given are keys of the operator, of which nothing is to stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +128,16 @@ class WrittenSavepoint:
             vertex_parallelism=self.manifest.vertex_parallelism,
             max_parallelism=self.manifest.max_parallelism,
             base=None if self.base is None else self.base.open_files(),
-            replaced=None if self.rows is None else self.rows.place,
+            replaced=None,
             regrouping=self.regrouping,
-            # As a whole, for user code may set any state from an initial row. Operators of which nothing was ever
-            # written are still given theirs when the query starts.
-            already_begun=None if self.rows is None else self._with_initial_state(self.rows.operator),
         )
+        match self.rows:
+            case DroppedKeys(number=number):
+                content = replace(content, without_keys_of=number)
+            case WrittenRows(operator=operator, place=place):
+                # As a whole, for user code may set any state from an initial row. Operators of which nothing was ever
+                # written are still given theirs when the query starts.
+                content = replace(content, replaced=place, already_begun=self._with_initial_state(operator))
         return write_slot(content, SlotIndex(slot), entries, open_store(self.path, self.access), token=token)
 
     def finish(self, files: Sequence[SlotFile]) -> None:
@@ -210,6 +223,14 @@ def regrouped_savepoint(path: str, base: FoundCheckpoint, *, max_parallelism: in
     return _copied(path, base, None, max_parallelism=max_parallelism, now_ms=now_ms)
 
 
+def savepoint_without_keys(path: str, base: FoundCheckpoint, *, operator: str | None, now_ms: int) -> WrittenSavepoint:
+    """A copy of another checkpoint but for what belongs to some keys of an operator."""
+    plan = stored_plan_of(base.read_manifest())
+    chosen = _with_user_code(plan, operator)
+    keys = DroppedKeys(plan.operators.index(chosen), chosen, _KEYS)
+    return _copied(path, base, keys, max_parallelism=None, now_ms=now_ms)
+
+
 def _copied(
     path: str, base: FoundCheckpoint, rows: WrittenRows | None, *, max_parallelism: int | None, now_ms: int
 ) -> WrittenSavepoint:
@@ -251,6 +272,27 @@ def _chosen(manifest: Manifest, operator: str | None, state: str | None) -> Writ
             f"list and map states of transformWithState and tg.connect can."
         )
     return WrittenRows(plan.operators.index(chosen), chosen, found)
+
+
+def _with_user_code(plan: StoredPlan, wanted: str | None) -> StoredOperator:
+    """By id or name; it may have timers without any state. The only one if none is named."""
+    operators = [operator for operator in plan.operators if has_entries(operator)]
+    listed = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
+    if not operators:
+        raise OptionError(
+            "No operator of this checkpoint has keys that can be dropped: only functions with state have, such as "
+            "transformWithState and tg.connect."
+        )
+    found = [operator for operator in operators if wanted in (None, operator.id, operator.name)]
+    if len(found) == 1:
+        return found[0]
+    if wanted is None:
+        raise OptionError(f"operator is missing, and several have keys that can be dropped: use one of {listed}.")
+    if found:
+        raise OptionError(f"operator is {wanted!r}, which names several: use the id of one of {listed}.")
+    is_known = any(wanted in (operator.id, operator.name) for operator in plan.operators)
+    reason = "keeps rows, of which no keys can be dropped" if is_known else "is unknown"
+    raise OptionError(f"operator is {wanted!r}, which {reason}: use one of {listed}.")
 
 
 def _check_is_free(path: str, access: StoreAccess) -> None:

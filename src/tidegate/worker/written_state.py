@@ -22,7 +22,7 @@ from tidegate.operators.user_rows import RowsByKey
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.protocol.rescale import key_group_floors
 from tidegate.state.codec import encode_key, encode_value
-from tidegate.state.heap import HeapBackend, section_name
+from tidegate.state.heap import HeapBackend, is_keyed_section, section_name
 from tidegate.state.subkeys import entry_key, entry_parts
 from tidegate.state.timer_entries import decode_timer
 from tidegate.state.ttl import TTL_SUFFIX, with_expiry
@@ -156,7 +156,7 @@ def regrouped_entries(
 ) -> Iterator[StateEntry]:
     """All keyed user state of a slot but one, by other key groups; what is derived from it is made anew."""
     for number, operator in enumerate(plan.operators):
-        if slot >= files.parallelism_of(VertexId(operator.vertex)) or not _has_entries(operator):
+        if slot >= files.parallelism_of(VertexId(operator.vertex)) or not has_entries(operator):
             continue
         for name, stored in groupby(all_keyed_entries(files, operator, slot), key=lambda entry: entry[0]):
             if (number, name) == without or name in DERIVED_STATES:
@@ -204,6 +204,7 @@ class SlotContent:
     `replaced`: the keyed state, by operator and stored name, of which only `entries` count. `regrouping`: if there is
     one, they are all that counts of any keyed state of user code, and rows are those of the slot's new key groups.
     `already_begun`: an operator whose query has an initial state for it, which must not be applied over its entries.
+    `without_keys_of`: an operator; if there is one, `entries` are no state, but name the keys of it that go.
     """
 
     plan: StoredPlan
@@ -213,6 +214,7 @@ class SlotContent:
     replaced: tuple[int, str] | None
     regrouping: Regrouping | None = None
     already_begun: StoredOperator | None = None
+    without_keys_of: int | None = None
 
     def key_groups_of(self, vertex: int, slot: SlotIndex) -> KeyGroupRange:
         return range_of(slot, parallelism=self.vertex_parallelism[vertex], max_parallelism=self.max_parallelism)
@@ -274,13 +276,16 @@ def _copy_sections(
         key = stored.key
         if key.kind == "files":
             number = numbers.get((key.task.vertex, key.operator))
-            if number is not None and _has_entries(content.plan.operators[number]):
+            if number is not None and has_entries(content.plan.operators[number]):
                 continue  # they are written as those of the heap
             files += base.copy_files(stored, store)
         if key.kind == "state" and content.replaced is not None:
             number, name = content.replaced
             if numbers.get((key.task.vertex, key.operator)) == number and plain_name(key) == section_name(name):
                 continue
+        is_sorted_out = numbers.get((key.task.vertex, key.operator), -1) == content.without_keys_of
+        if key.kind == "state" and is_sorted_out and is_keyed_section(plain_name(key)):
+            continue  # what stays of it is written anew
         if plain_name(key) == INITIAL_SECTION and _is_of(key, content.already_begun):
             continue  # the mark is written anew
         writer.add(key, stored.data)
@@ -327,20 +332,30 @@ def _is_of(key: SectionKey, operator: StoredOperator | None) -> bool:
     return operator is not None and (key.task.vertex, key.operator) == (operator.vertex, operator.position)
 
 
-def _has_entries(operator: StoredOperator) -> bool:
+def has_entries(operator: StoredOperator) -> bool:
     """Of user code, also if it declares no state any more that it had; others keep rows."""
     return all(isinstance(state, UserState) for state in operator.states)
 
 
 def _all_entries(content: SlotContent, slot: SlotIndex, entries: Iterable[StateEntry]) -> Iterator[StateEntry]:
-    yield from entries
+    if content.without_keys_of is None:
+        yield from entries
+        gone = frozenset[bytes]()
+    else:
+        gone = frozenset(entry.key for entry in entries)
     if content.base is None or content.regrouping is not None:
         return
     for number, operator in enumerate(content.plan.operators):
-        if _has_entries(operator) and slot < content.base.parallelism_of(VertexId(operator.vertex)):
-            for name, key_group, key, value in entries_in_files(content.base, operator, slot):
-                if (number, name) != content.replaced and name not in DERIVED_STATES:
-                    yield StateEntry(number, name, key_group, key, value)
+        if not has_entries(operator) or slot >= content.base.parallelism_of(VertexId(operator.vertex)):
+            continue
+        is_sorted_out = number == content.without_keys_of
+        # Of others, sections are copied as they are.
+        stored = all_keyed_entries if is_sorted_out else entries_in_files
+        for name, key_group, key, value in stored(content.base, operator, slot):
+            if (number, name) == content.replaced or name in DERIVED_STATES:
+                continue
+            if not is_sorted_out or _owner(key, name) not in gone:
+                yield StateEntry(number, name, key_group, key, value)
 
 
 def encode_slot_file(file: SlotFile) -> str:
