@@ -241,8 +241,9 @@ def test_each_change_is_written_again_a_few_times_at_most(
     subtask: Subtask, every: int, small_bytes: int, most_times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of so many is large."""
-    large_bytes = entry_files.SMALL_FILE_BYTES // 256
-    monkeypatch.setattr(entry_files, "SMALL_FILE_BYTES", large_bytes)
+    large_bytes = 1 << 12
+    if not small_bytes:
+        monkeypatch.setattr(entry_files, "SMALL_FILE_BYTES", large_bytes)
     subtask.backend._image_at_ms = float("inf")
     stored_bytes, write = 0, StepwiseFile._write
 
