@@ -4,8 +4,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from tidegate.api.progress import progress_of
-from tidegate.coordinator.views import CheckpointView, DroppedEdgeView, DroppedView, JobView, RestoreView, TaskView
+from tidegate.coordinator.views import (
+    CheckpointView,
+    DroppedEdgeView,
+    DroppedView,
+    JobView,
+    RestoreView,
+    TaskCheckpointView,
+    TaskView,
+)
 from tidegate.model.ids import TaskId, VertexId
+from tidegate.protocol.statistics import CheckpointStatistics
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 from tidegate.spark.ingest import IngestProgress
 
@@ -43,6 +52,60 @@ def test_a_checkpoint_is_the_batch() -> None:
     progress = progress_of(view, job(task(0)))
     assert (progress["batchId"], progress["timestamp"]) == (7, "2026-01-02T03:04:05+00:00")
     assert progress["durationMs"] == {"checkpoint": 12.5}
+
+
+def test_all_that_is_known_of_the_checkpoint_is_shown_with_the_part_of_each_task() -> None:
+    part = TaskCheckpointView("v1.0", 1.04, 2.06, 3.0, 4.0, 50, 60, 70, 80, "Aggregate(count(*))")
+    view = CheckpointView(
+        id=7,
+        status="completed",
+        kind="switched",
+        triggered_at=datetime(2026, 1, 2, tzinfo=UTC),
+        duration_ms=12.5,
+        state_bytes=500,
+        new_state_bytes=400,
+        inflight_bytes=300,
+        new_inflight_bytes=200,
+        processed_bytes=100,
+        tasks=(part,),
+    )
+    assert progress_of(view, job(task(0)))["tidegate"]["checkpoint"] == {
+        "kind": "switched",
+        "stateBytes": 500,
+        "newStateBytes": 400,
+        "inflightBytes": 300,
+        "newInflightBytes": 200,
+        "processedBytes": 100,
+        "tasks": [
+            {
+                "task": "v1.0",
+                "name": "Aggregate(count(*))",
+                "startDelayMs": 1.0,
+                "alignmentMs": 2.1,
+                "syncMs": 3.0,
+                "asyncMs": 4.0,
+                "stateBytes": 50,
+                "inflightBytes": 60,
+                "newInflightBytes": 70,
+                "processedBytes": 80,
+            }
+        ],
+    }
+    assert progress_of(None, job(task(0)))["tidegate"]["checkpoint"] is None
+
+
+def test_the_newest_failure_is_shown_with_its_reason() -> None:
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    failed = [
+        CheckpointView(
+            id=number, status="failed", kind="aligned", triggered_at=at, duration_ms=600.0, failure_reason=reason
+        )
+        for number, reason in ((9, "expired: slot 1"), (8, "declined: no room"))
+    ]
+    done = CheckpointView(id=10, status="completed", kind="aligned", triggered_at=at, duration_ms=12.5)
+    counted = replace(job(task(0)), statistics=CheckpointStatistics().snapshot())
+    shown = [progress_of(done, replace(counted, checkpoints=(done, *more))) for more in (failed, [])]
+    assert [one["tidegate"]["checkpoints"]["lastFailure"] for one in shown] == ["checkpoint 9: expired: slot 1", None]
 
 
 def test_a_watermark_is_shown_where_it_is_known_as_spark_writes_it() -> None:

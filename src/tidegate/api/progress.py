@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tidegate.coordinator.views import CheckpointView, DroppedView, JobView, TaskView
-from tidegate.protocol.statistics import StatisticsView
+from tidegate.coordinator.views import CheckpointView, DroppedView, JobView, TaskCheckpointView, TaskView
 from tidegate.spark.ingest import IngestProgress
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,7 +27,11 @@ def progress_of(
         "sources": [_source(task) for task in sources],
         "slots": [{"slot": slot, "pid": pid} for slot, pid in enumerate(view.slot_pids)],
         "tasks": [_task(task) for task in view.tasks],
-        "tidegate": {"checkpoints": _checkpoints(view.statistics), "tasks": [_metrics(task) for task in view.tasks]},
+        "tidegate": {
+            "checkpoint": None if checkpoint is None else _checkpoint(checkpoint),
+            "checkpoints": _checkpoints(view),
+            "tasks": [_metrics(task) for task in view.tasks],
+        },
     }
     if view.warnings:
         shown["tidegate"]["warnings"] = list(view.warnings)
@@ -46,17 +49,48 @@ def progress_of(
     return shown
 
 
-def _checkpoints(statistics: StatisticsView | None) -> dict[str, Any]:
+def _checkpoint(checkpoint: CheckpointView) -> dict[str, Any]:
+    """What `query.checkpoints` has of it; when it was triggered and how long it took stand where Spark has them."""
+    return {
+        "kind": checkpoint.kind,
+        "stateBytes": checkpoint.state_bytes,
+        "newStateBytes": checkpoint.new_state_bytes,
+        "inflightBytes": checkpoint.inflight_bytes,
+        "newInflightBytes": checkpoint.new_inflight_bytes,
+        "processedBytes": checkpoint.processed_bytes,
+        "tasks": [_part(task) for task in checkpoint.tasks],
+    }
+
+
+def _part(task: TaskCheckpointView) -> dict[str, Any]:
+    return {
+        "task": task.task,
+        "name": task.name,
+        "startDelayMs": round(task.start_delay_ms, 1),
+        "alignmentMs": round(task.alignment_ms, 1),
+        "syncMs": round(task.sync_ms, 1),
+        "asyncMs": round(task.async_ms, 1),
+        "stateBytes": task.state_bytes,
+        "inflightBytes": task.inflight_bytes,
+        "newInflightBytes": task.new_inflight_bytes,
+        "processedBytes": task.processed_bytes,
+    }
+
+
+def _checkpoints(view: JobView) -> dict[str, Any]:
     """How many there were since the query began, how they ended, and how long the last completed ones took."""
+    statistics = view.statistics
     if statistics is None:
         return {}
     duration = statistics.duration_ms
+    failed = next((one for one in view.checkpoints if one.status == "failed"), None)
     return {
         "triggered": statistics.triggered,
         "completed": statistics.completed,
         "failed": statistics.failed,
         "inProgress": statistics.in_progress,
         "failedBy": {reason.value: count for reason, count in statistics.by_reason.items()},
+        "lastFailure": None if failed is None else f"checkpoint {failed.id}: {failed.failure_reason}",
         "durationMs": None if duration is None else {"p50": duration.p50, "p95": duration.p95, "max": duration.max},
     }
 
