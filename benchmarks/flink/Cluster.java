@@ -1,5 +1,6 @@
 import java.time.Duration;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.function.LongSupplier;
 import java.util.stream.Collectors;
@@ -16,6 +17,9 @@ import org.apache.flink.configuration.TaskManagerOptions;
 import org.apache.flink.configuration.WebOptions;
 import org.apache.flink.core.execution.CheckpointingMode;
 import org.apache.flink.runtime.checkpoint.AbstractCheckpointStats;
+import org.apache.flink.runtime.metrics.MetricRegistryConfiguration;
+import org.apache.flink.runtime.metrics.MetricRegistryImpl;
+import org.apache.flink.runtime.metrics.ReporterSetup;
 import org.apache.flink.runtime.minicluster.MiniCluster;
 import org.apache.flink.runtime.minicluster.MiniClusterConfiguration;
 
@@ -92,11 +96,21 @@ final class Cluster {
     }
 
     static MiniCluster start(Configuration configuration) throws Exception {
+        return start(configuration, List.of());
+    }
+
+    static MiniCluster start(Configuration configuration, List<ReporterSetup> reporters) throws Exception {
         MiniCluster cluster = new MiniCluster(new MiniClusterConfiguration.Builder()
             .setConfiguration(configuration)
             .setNumTaskManagers(1)
             .setNumSlotsPerTaskManager(configuration.get(TaskManagerOptions.NUM_TASK_SLOTS))
-            .build());
+            .build()) {
+            @Override
+            protected MetricRegistryImpl createMetricRegistry(Configuration configuration, long mostBytes) {
+                return new MetricRegistryImpl(
+                    MetricRegistryConfiguration.fromConfiguration(configuration, mostBytes), reporters);
+            }
+        };
         cluster.start();
         return cluster;
     }

@@ -44,9 +44,10 @@ public final class Pipeline {
         Cluster.Arguments given = new Cluster.Arguments(args);
         Configuration configuration = Cluster.configuration(given);
         JobGraph job = job(configuration, given);
-        try (MiniCluster cluster = Cluster.start(configuration)) {
+        QueuedBytes queued = new QueuedBytes();
+        try (MiniCluster cluster = Cluster.start(configuration, queued.setup())) {
             cluster.submitJob(job).get();
-            measure(cluster, job.getJobID(), given);
+            measure(cluster, job.getJobID(), queued, given);
             cluster.cancelJob(job.getJobID()).get();
         }
         System.exit(0);
@@ -74,7 +75,8 @@ public final class Pipeline {
         return env.getStreamGraph().getJobGraph();
     }
 
-    private static void measure(MiniCluster cluster, JobID job, Cluster.Arguments given) throws Exception {
+    private static void measure(MiniCluster cluster, JobID job, QueuedBytes queued, Cluster.Arguments given)
+            throws Exception {
         while (ROWS.get() == 0) {
             stopIfOver(cluster, job);
             Thread.sleep(5);
@@ -107,7 +109,7 @@ public final class Pipeline {
             }
             stopIfOver(cluster, job);
             Cluster.say("sample", "\"at_s\": " + since(startedNs) + ", \"rows\": " + (ROWS.get() - firstRows)
-                + ", \"pulled\": " + (PULLED.get() - firstPulled));
+                + ", \"pulled\": " + (PULLED.get() - firstPulled) + ", \"queued_bytes\": " + queued.now());
         }
         long rows = ROWS.get() - firstRows;
         Cluster.say("measured", "\"rows\": " + rows + ", \"seconds\": " + since(startedNs)
