@@ -15,7 +15,7 @@ from tidegate.coordinator.coordinator import Coordinator
 from tidegate.model.errors import UserCodeFailure
 from tidegate.operators.contract import CallStyle, WaitingFunction
 from tidegate.plan.lower import lower
-from tidegate.plan.nodes import AnswerOrder, AsyncMap, Scan, Sink
+from tidegate.plan.nodes import AnswerOrder, AsyncMap, Node, Scan, Sink, Union
 from tidegate.protocol.restart import FixedDelay, RestartStrategy
 from tidegate.storage.store import open_store
 from tidegate.testing.local_jobs import local_job
@@ -44,8 +44,13 @@ def job(
     style: CallStyle = CallStyle.BLOCKING,
     timeout_ms: float | None = None,
     restart: RestartStrategy | None = None,
+    beside: Path | None = None,
 ) -> Coordinator:
-    waiting = AsyncMap(Scan("parquet", {"path": str(folder / "in")}, SCHEMA), b"f", "f", SCHEMA, 8, order, timeout_ms)
+    """`beside`: a folder whose rows go to the sink without a call."""
+    plain = Scan("parquet", {"path": str(folder / "in")}, SCHEMA)
+    waiting: Node = AsyncMap(plain, b"f", "f", SCHEMA, 8, order, timeout_ms)
+    if beside is not None:
+        waiting = Union((waiting, Scan("parquet", {"path": str(beside)}, SCHEMA)), SCHEMA)
     plan = lower(waiting, Sink("parquet", {"path": str(folder / "out")}, SCHEMA), parallelism=slots, max_parallelism=16)
     spec = local_job(
         "waiting",
@@ -120,6 +125,36 @@ def test_rows_that_wait_are_taken_over_at_another_parallelism(folder: Path, slot
     second.start()
     assert second.wait(60)
     assert committed(folder) == Counter(range(ROWS))
+
+
+def test_other_tasks_of_the_slot_go_on_while_all_calls_wait(folder: Path) -> None:
+    is_over, beside = threading.Event(), folder / "beside"
+
+    def waits(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        is_over.wait(60)
+        return row
+
+    beside.mkdir()
+    others = range(1000, 1000 + ROWS)
+    pq.write_table(pa.table({"v": list(others)}), beside / "0.parquet")
+    coordinator = job(folder, waits, slots=1, beside=beside)
+    coordinator.start()
+
+    def wait_until(is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not is_so():
+            assert time.monotonic() < deadline, "rows that need no call wait for those that do"
+            time.sleep(0.01)
+
+    try:
+        wait_until(lambda: sum(task.rows_in for task in coordinator.view().tasks if not task.is_source) == ROWS)
+        before = coordinator.view().committed_checkpoints
+        wait_until(lambda: coordinator.view().committed_checkpoints >= before + 2)
+        assert committed(folder) == Counter(others)
+    finally:
+        is_over.set()
+    assert coordinator.wait(60)
+    assert committed(folder) == Counter([*range(ROWS), *others])
 
 
 def test_a_call_that_takes_too_long_ends_the_query_with_its_row(folder: Path) -> None:
