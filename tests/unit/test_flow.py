@@ -135,6 +135,44 @@ def test_at_a_peak_the_receiver_works_all_the_time_and_the_target_is_in_flight()
     assert sum(sender.waiting_rows for sender in flow.senders) < 10, "worked off"
 
 
+@pytest.mark.parametrize(
+    ("switch_after_ms", "target_ms", "is_active", "at_most_ms"),
+    [
+        pytest.param(None, None, False, 2200.0, id="aligned"),
+        pytest.param(None, None, True, 2200.0, id="aligned, active backpressure"),
+        pytest.param(None, TARGET_MS, False, 1250.0, id="aligned, debloated"),
+        pytest.param(0.0, None, False, 50.0, id="unaligned"),
+        pytest.param(0.0, TARGET_MS, False, 50.0, id="unaligned, debloated"),
+        pytest.param(1000.0, None, False, 1050.0, id="switching"),
+        pytest.param(1000.0, TARGET_MS, True, 1050.0, id="switching, debloated, active backpressure"),
+    ],
+)
+def test_at_a_peak_with_checkpoints_the_receiver_works_all_the_time_in_every_mode(
+    switch_after_ms: float | None, target_ms: float | None, is_active: bool, at_most_ms: float
+) -> None:
+    """As above, with a checkpoint every two seconds; two windows hold almost two seconds of work."""
+
+    def supply(now_ms: float) -> float:
+        return 1.5 if 5000 <= now_ms < 25_000 else 0.15
+
+    flow = Flow(
+        settings(window_bytes=200_000, target_ms=target_ms),
+        supplies=[supply, supply],
+        costs=[costs_ms(1.0)],
+        ahead=MostAhead(2000.0, unknown_bytes=START_WINDOW_BYTES) if is_active else None,
+        interval_ms=2000.0,
+        switch_after_ms=switch_after_ms,
+    )
+    flow.run(6000)
+    worked_ms = flow.receivers[0].worked_ms
+    flow.run(25_000)
+    assert flow.receivers[0].worked_ms - worked_ms > 0.98 * 19_000
+    assert max(flow.lasted_ms) < at_most_ms, flow.lasted_ms
+    # Each began when it was due, or once the one before was over.
+    assert len(flow.lasted_ms) > 25_000 / max(2000.0, at_most_ms) - 2
+    assert flow.under_way is None or flow.now_ms - flow.under_way[1] < at_most_ms
+
+
 @pytest.mark.parametrize("shares", [(1.0,), (0.5, 0.5), (0.8, 0.2)])
 def test_sources_with_active_backpressure_lay_an_intervals_work_into_large_windows(shares: tuple[float, ...]) -> None:
     """Windows would hold 50 seconds of work; an interval is 2."""
