@@ -198,6 +198,9 @@ class Together:
     def on_settled(self, checkpoint: CheckpointId) -> None:
         self.under_way.remove(checkpoint)
 
+    def paused_ms(self) -> dict[str, float]:
+        return {}
+
 
 def test_several_unaligned_checkpoints_at_once(folder: Path) -> None:
     together = Together()

@@ -115,6 +115,9 @@ class Feeds:
         for feed in self._streaming():
             feed.on_settled(checkpoint)
 
+    def paused_ms(self) -> dict[str, float]:
+        return {one.name: one.paused_ms for one in self.progress()}
+
     def _streaming(self) -> Iterator[QueryFeed]:
         """A bounded scan is read once as a whole: nothing of it could wait."""
         return (feed for _, feed in self._feeds if isinstance(feed, QueryFeed))

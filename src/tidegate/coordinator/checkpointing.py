@@ -250,6 +250,7 @@ class Checkpointing:
             savepoint=savepoint,
             location=location,
             inputs_before=self._inputs,
+            ingest_paused_before_ms=self._ingest_paused_ms(),
         )
         self.history.triggered(self._underway[checkpoint])
         for follower in self.spec.followers:
@@ -406,9 +407,13 @@ class Checkpointing:
         if self.spec.slot_settings.active_backpressure is ActiveBackpressure.OFF or not self._underway:
             return
         totals_ms = {view.task: view.paused_ms for view in self.listener.task_views() if view.is_source}
-        last_words_ms = self._last_words_ms()
+        last_words_ms, ingest_totals_ms = self._last_words_ms(), self._ingest_paused_ms()
         for underway in self._underway.values():
             underway.note_pauses(totals_ms, last_words_ms)
+            underway.note_ingest_pauses(ingest_totals_ms)
+
+    def _ingest_paused_ms(self) -> dict[str, float]:
+        return {name: ms for follower in self.spec.followers for name, ms in follower.paused_ms().items()}
 
     def _facts_of_failed(self, given_up: "_GivenUp") -> CheckpointFacts:
         underway = given_up.underway

@@ -52,8 +52,8 @@ class StoringTimes:
 class Heard:
     """Of one checkpoint: what each slot said of it and, by the driver's clock, when it acknowledged and spoke last.
 
-    `inputs_before`: of its tasks, as far as known. `paused_ms`: of its sources, since the trigger. `before`:
-    checkpoints that the driver was not done with when this one was ready.
+    `inputs_before`: of its tasks, as far as known. `paused_ms`: of its sources, since the trigger, and of what Spark
+    ingests that which paused longest. `before`: checkpoints that the driver was not done with when this one was ready.
     """
 
     checkpoint: int
@@ -67,6 +67,7 @@ class Heard:
     last_words_ms: Mapping[SlotIndex, float]
     inputs_before: Mapping[TaskId, InputBefore] = field(default_factory=dict)
     paused_ms: Mapping[TaskId, float] = field(default_factory=dict)
+    ingest_paused_ms: float = 0.0
     storing: StoringTimes | None = None
     before: tuple[StoringTimes, ...] = ()
 
@@ -123,13 +124,13 @@ def as_known_now(facts: CheckpointFacts, heard: Heard) -> CheckpointFacts:
         else task
         for task in facts.tasks
     )
+    facts = replace(facts, tasks=tasks, ingest_paused_ms=max(facts.ingest_paused_ms, heard.ingest_paused_ms))
     if (storing := heard.storing) is None:
-        return replace(facts, tasks=tasks)
+        return facts
     since_ms, writing_at_ms = heard.triggered_at_ms, storing.writing_at_ms
     commits = (_commit(times, since_ms) for times in heard.before)
     return replace(
         facts,
-        tasks=tasks,
         completing_ms=storing.ready_at_ms - since_ms,
         writing_ms=None if writing_at_ms is None else writing_at_ms - since_ms,
         commits_before=tuple(commit for commit in commits if commit is not None),

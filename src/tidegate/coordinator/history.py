@@ -60,6 +60,8 @@ class Underway:
     storing: StoringTimes | None = None
     before: tuple[StoringTimes, ...] = ()
     paused_ms: dict[TaskId, float] = field(default_factory=dict)
+    ingest_paused_ms: float = 0.0
+    ingest_paused_before_ms: Mapping[str, float] = field(default_factory=dict)
     _paused_before_ms: dict[TaskId, float] = field(default_factory=dict)
     # Made once per slot: the job is looked at in every turn of the loop.
     _views: dict[SlotIndex, tuple[TaskCheckpointView, ...]] = field(default_factory=dict)
@@ -91,6 +93,7 @@ class Underway:
             last_words_ms=last_words_ms,
             inputs_before=self.inputs_before,
             paused_ms=self.paused_ms,
+            ingest_paused_ms=self.ingest_paused_ms,
             storing=self.storing,
             before=self.before,
         )
@@ -107,6 +110,11 @@ class Underway:
                     continue
                 self._paused_before_ms[task] = total_ms - paused_ms
             self.paused_ms[task] = total_ms - self._paused_before_ms[task]
+
+    def note_ingest_pauses(self, totals_ms: Mapping[str, float]) -> None:
+        """As `note_pauses`, of what Spark ingests: the driver knows it at any moment."""
+        pauses_ms = (total_ms - self.ingest_paused_before_ms.get(name, 0.0) for name, total_ms in totals_ms.items())
+        self.ingest_paused_ms = max(pauses_ms, default=0.0)
 
     def _paused_at_report_ms(self, task: TaskId, last_words_ms: Mapping[SlotIndex, float]) -> float | None:
         """For this checkpoint, when the slot made its last report; None if that came before what it says of it."""

@@ -1,5 +1,6 @@
 """What a job is, as the coordinator is given it. Everything has been checked before one of these is made."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,6 +19,9 @@ class CheckpointFollower(Protocol):
     def on_triggered(self, checkpoint: CheckpointId) -> None: ...
     def on_reached_all(self, checkpoint: CheckpointId) -> None: ...
     def on_settled(self, checkpoint: CheckpointId) -> None: ...
+    def paused_ms(self) -> Mapping[str, float]:
+        """For how long each source of its own, by name, has waited for late checkpoints in all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,8 @@ class CheckpointFacts:
     once the driver was done with what came before it, `commits_before` among it; None also where it was not noted.
 
     `failure` is one of the closed list of reasons, `detail` what was said about it, `is_upload_failure` whether it was
-    the store that a slot's part failed at. `edges`: which vertex feeds which.
+    the store that a slot's part failed at. `ingest_paused_ms`: of what Spark ingests, that which paused longest.
+    `edges`: which vertex feeds which.
     """
 
     checkpoint: int
@@ -185,6 +186,7 @@ class CheckpointFacts:
     completing_ms: float | None = None
     writing_ms: float | None = None
     commits_before: tuple[CommitFacts, ...] = ()
+    ingest_paused_ms: float = 0.0
     tasks: tuple[TaskFacts, ...] = ()
     slots: tuple[SlotFacts, ...] = ()
     edges: tuple[tuple[int, int], ...] = ()

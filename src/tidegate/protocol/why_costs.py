@@ -25,8 +25,8 @@ class OtherMode:
 class CostToStream:
     """`sync_ms`: the slot whose tasks stood still longest for their snapshots. `blocked_ms`: over all tasks, the time
     in which one had a barrier, waited for others, and neither worked nor lacked room; also of one that switched in the
-    end. `paused_ms`: the source that paused longest for it, as far as its slot had reported at the end. What encoding
-    took from the stream is not measured.
+    end. `paused_ms`: the source that paused longest for it, as far as its slot had reported at the end, or what Spark
+    ingests. What encoding took from the stream is not measured.
     """
 
     sync_ms: float
@@ -39,7 +39,7 @@ def cost_to_stream(facts: CheckpointFacts) -> CostToStream:
     return CostToStream(
         sync_ms=max(per_slot, default=0.0),
         blocked_ms=sum(_blocked_ms(task) for task in facts.tasks),
-        paused_ms=max((task.paused_ms for task in facts.tasks), default=0.0),
+        paused_ms=max([facts.ingest_paused_ms, *(task.paused_ms for task in facts.tasks)]),
     )
 
 
