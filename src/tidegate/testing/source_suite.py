@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ from tidegate.connectors.contract import (
     SourceReader,
     SplitEnumerator,
 )
+from tidegate.model.ids import CheckpointId
+from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
+from tidegate.worker.source_head import SourceHead
 
 _PARALLELISMS = (1, 2, 3)
 # From a number of readers to another: up, down, and to numbers that do not divide each other.
@@ -31,6 +34,8 @@ _MAX_ROWS = 7
 _IDLE_ROUNDS = 1000
 # For rows that a reader's own thread fetches.
 _PATIENCE_S = 30.0
+# Of checkpoints that are late; longer than any reader asks to be left alone.
+_INTERVAL_MS = 100_000.0
 
 
 @dataclass
@@ -122,6 +127,39 @@ class SourceRun:
             reader.close()
 
 
+class HeldUp:
+    """A reader as a task asks it, with a checkpoint that is late behind every piece of rows."""
+
+    def __init__(self, reader: SourceReader, mode: ActiveBackpressure) -> None:
+        admission = SourceAdmission(mode, interval_ms=_INTERVAL_MS, max_concurrent=1, now_ms=0.0)
+        self._head = SourceHead(reader, admission)
+        self._mode = mode
+        self._now_ms = 0.0
+        self._checkpoint = CheckpointId(0)
+
+    def poll(self, max_rows: int) -> Polled:
+        self._now_ms += _INTERVAL_MS
+        polled = self._head.poll(max_rows, self._now_ms)
+        assert polled is not None, "it waits for no checkpoint"
+        if isinstance(polled, Rows):
+            self._fall_behind()
+        return polled
+
+    def _fall_behind(self) -> None:
+        self._checkpoint = checkpoint = CheckpointId(self._checkpoint + 1)
+        self._head.on_triggered(checkpoint, self._now_ms, suspends=False)
+        self._now_ms += _INTERVAL_MS
+        assert self._head.poll(_MAX_ROWS, self._now_ms) is None, "it reads on"
+        self._head.admission.on_reached_all(checkpoint)
+        is_still_late = self._mode is ActiveBackpressure.STRICT
+        assert self._head.admission.may_pull(self._now_ms) is not is_still_late
+        # An aborted one is over as well.
+        (self._head.on_completed if checkpoint % 2 else self._head.on_abort)(checkpoint)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._head.reader, name)
+
+
 class SourceSuite:
     """The source must be bounded with `available_now`, and give the same rows each time it is made for one folder."""
 
@@ -193,6 +231,14 @@ class SourceSuite:
         run = SourceRun(source, 2, states=lost.snapshot())
         assert Counter(run.drain()) == Counter(self.expected_rows())
         run.close()
+
+    def test_it_gives_nothing_while_a_checkpoint_is_late_and_every_row_once_in_the_end(self, tmp_path: Path) -> None:
+        source = self.make_source(tmp_path)
+        for mode in (ActiveBackpressure.ON, ActiveBackpressure.STRICT):
+            run = SourceRun(source, 2)
+            run.readers = [cast(SourceReader, HeldUp(reader, mode)) for reader in run.readers]
+            assert Counter(run.drain()) == Counter(self.expected_rows()), mode
+            run.close()
 
     def test_no_rows_come_before_a_split_does(self, tmp_path: Path) -> None:
         run = SourceRun(self.make_source(tmp_path), 1)
