@@ -10,13 +10,15 @@ from benchmarks.suite.checkpoint_modes import FLINK_AS_RUN, UNALIGNED, UNALIGNED
 from benchmarks.suite.figures import below_table, by_variant
 from benchmarks.tables import Column, Section, Target, at_most, completed, inflight_bytes, median_of, ratio
 
-# Of four channels between two slots; Flink's gates have twelve buffers each.
+# Of four channels between two slots; Flink's gates have twelve buffers each. Windows share `network.memory` with those
+# behind the operator, and its default would leave them 16 MiB each.
 _SIZES = {
     "1mb": ("1 MB in flight", {"tidegate.network.window": "256KiB", "flink.taskmanager.memory.segment-size": "32kb"}),
     "100mb": (
         "100 MB in flight",
         {
             "tidegate.network.window": "25MiB",
+            "tidegate.network.memory": "128MiB",
             "flink.taskmanager.memory.segment-size": "4mb",
             "network_mib": 512,
         },
