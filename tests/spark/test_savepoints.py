@@ -252,7 +252,7 @@ def test_what_cannot_be_started_from_is_refused_before_anything_starts(
 def test_check_says_what_would_go_where_and_starts_nothing(
     rows: Rows, taken: Taken, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def checked(query: str) -> tuple[int, str]:
+    def checked(query: str, **options: object) -> tuple[int, str]:
         program = tmp_path / "program.py"
         lines = [
             "from pyspark.sql import SparkSession",
@@ -261,6 +261,7 @@ def test_check_says_what_would_go_where_and_starts_nothing(
             "spark = SparkSession.builder.getOrCreate()",
             f"stream = spark.readStream.schema(job.INPUT).parquet({str(rows.folder / 'in')!r})",
             f"writer = tg.writeStream({query}).format('parquet').option('parallelism', 3).outputMode('append')",
+            f"writer.options(**{options})",
             f"writer.option('checkpointLocation', {str(tmp_path / 'chk')!r}).start({str(tmp_path / 'out')!r})",
             "raise AssertionError('it was started')",
         ]
@@ -276,6 +277,9 @@ def test_check_says_what_would_go_where_and_starts_nothing(
     assert not tg.queries(rows.spark)
     code, said = checked("stream.dropDuplicates(['v'])")
     assert code == 1 and "It cannot be restored" in said and "TransformWithState#1" in said
+    other = {"checkpoint.recoverWithoutChannelState": 999}
+    code, said = checked("job.pipeline(stream)", **other)
+    assert code == 1 and "names checkpoint 999" in said, "what the query's options say of a restore counts"
 
 
 def test_rows_in_flight_go_on_with_other_key_groups(rows: Rows, tmp_path: Path) -> None:

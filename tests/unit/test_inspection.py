@@ -233,6 +233,23 @@ def test_what_a_crashed_generation_left_is_found_once_the_next_has_started(place
     assert sorted(find_orphans(place.store, log.read(), before_ms=7_000)) == sorted(left)
 
 
+def test_a_shared_file_that_a_checkpoint_under_way_may_need_is_no_orphan(place: Place) -> None:
+    """The newest generation has retired the last one that names it, and that was there when another was triggered."""
+    two_checkpoints(place)
+    running = place.open()
+    running.start_generation(at_ms=7_000)
+    for checkpoint in (10, 11):
+        place.take(running, manifest(checkpoint, generation=2))
+    running.retire(frozenset({CheckpointId(12)}), told=CheckpointId(11))
+    log = JobLog(place.store, driver="another")
+    assert TABLE in place.store.list(), "it waits for checkpoint 12"
+    assert find_orphans(place.store, log.read(), before_ms=FOREVER_MS) == []
+    place.store.put("checkpoints/9-g1/0.state", STATE)  # that belongs to none but its own
+    assert find_orphans(place.store, log.read(), before_ms=FOREVER_MS) == ["checkpoints/9-g1/0.state"]
+    log.start_generation(parallelism=1, at_ms=8_000)
+    assert TABLE in find_orphans(place.store, log.read(), before_ms=FOREVER_MS), "no checkpoint is under way any more"
+
+
 def test_a_savepoint_that_is_whole_is_the_users_even_if_the_log_does_not_know_it(place: Place) -> None:
     place.run = "5f2c9a1b"
     two_checkpoints(place)

@@ -38,7 +38,7 @@ from tidegate.plan.nodes import (
 )
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.recovery import SinkRollback
-from tidegate.protocol.retention import KeepNumber
+from tidegate.protocol.retention import KeepNumber, RestoreMode
 from tidegate.state.contract import Redistribution, Section
 from tidegate.storage.manifests import Manifest, SharedFile, TaskCommittables, encode_manifest
 from tidegate.storage.store import LocalFiles
@@ -509,7 +509,14 @@ def test_a_trial_ends_the_program_at_its_first_query_and_is_over_then(tmp_path: 
     with trying(stored(tmp_path, once(SCAN))) as trial:
         assert current_trial() is trial
         with pytest.raises(TrialEnded):
-            trial.look_at(lowered(once(SCAN)), NotRestored.REFUSED, state_backend="heap")
+            trial.look_at(
+                lowered(once(SCAN)),
+                NotRestored.REFUSED,
+                state_backend="heap",
+                rollback=SinkRollback.NONE,
+                restore_mode=RestoreMode.NO_CLAIM,
+                without_captured_rows=None,
+            )
         assert trial.report is not None and trial.report.refusal is None
     assert current_trial() is None
 

@@ -32,9 +32,9 @@ class Trial:
         not_restored: NotRestored,
         *,
         state_backend: str,
-        rollback: SinkRollback = SinkRollback.NONE,
-        restore_mode: RestoreMode = RestoreMode.NO_CLAIM,
-        without_captured_rows: CheckpointId | None = None,
+        rollback: SinkRollback,
+        restore_mode: RestoreMode,
+        without_captured_rows: CheckpointId | None,
     ) -> None:
         """In place of a start, with what its options say of a restore; always raises `TrialEnded`."""
         settings = DurableSettings(

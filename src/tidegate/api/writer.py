@@ -232,7 +232,14 @@ class DataStreamWriter:
         if (trial := current_trial()) is not None:
             slots = query_options.parallelism or max(1, check_session(spark).cores - 1)
             plan = _lowered(chosen.root, chosen.sink, query_options, slots=slots)
-            trial.look_at(plan, query_options.not_restored, state_backend=query_options.state_backend)
+            trial.look_at(
+                plan,
+                query_options.not_restored,
+                state_backend=query_options.state_backend,
+                rollback=query_options.rollback,
+                restore_mode=query_options.restore_mode,
+                without_captured_rows=query_options.without_captured_rows,
+            )
         await_executors(spark, wanted=query_options.parallelism)
         facts = check_session(spark)
         restore_from = None if query_options.restore_from is None else checkpoint_path(query_options.restore_from)

@@ -13,6 +13,7 @@ from tidegate.storage.job_log import (
     Entry,
     GenerationStarted,
     retained_checkpoints,
+    running_generation,
     runs_of,
     skipped_checkpoints,
 )
@@ -70,7 +71,7 @@ def _unfinished_savepoints(store: Store) -> Iterator[WrittenFile]:
 def _needed(store: Store, entries: Sequence[Entry]) -> Needed:
     staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
     named: set[str] = set()
-    unknown_up_to = CheckpointId(0)
+    unknown_up_to = _may_be_needed_up_to(entries)
     for completed in staying:
         if completed.location is not None:
             continue  # a savepoint refers to nothing but itself
@@ -85,3 +86,13 @@ def _needed(store: Store, entries: Sequence[Entry]) -> Needed:
         named=frozenset(named),
         unknown_up_to=unknown_up_to,
     )
+
+
+def _may_be_needed_up_to(entries: Sequence[Entry]) -> CheckpointId:
+    """A checkpoint under way may refer to what no other one names any more: one that did has retired since its trigger.
+
+    Only in a generation that has completed one of its own: until then what it was restored from is retained.
+    """
+    newest = running_generation(entries)
+    completed = [each for each in retained_checkpoints(entries) if newest and each.generation == newest.generation]
+    return max((each.checkpoint for each in completed), default=CheckpointId(0))

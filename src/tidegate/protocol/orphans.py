@@ -1,8 +1,9 @@
 """Which files of a location nobody needs: left by generations that crashed, and by checkpoints that never completed.
 
-A file is somebody's if a retained or skipped checkpoint names it, if its generation may still run, or if a damaged
-manifest makes it unknown whether it is needed. Other queries may put their savepoints here as well: what does not bear
-the name of a run of this job may be in the making at this moment. Deletes nothing.
+A file is somebody's if a retained or skipped checkpoint names it, if its generation may still run, or if it is unknown
+whether it is needed: because of a damaged manifest, or of a checkpoint that may be under way. Other queries may put
+their savepoints here as well: what does not bear the name of a run of this job may be in the making at this moment.
+Deletes nothing.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -40,7 +41,8 @@ class WrittenFile:
 class Needed:
     """`checkpoints`: those whose own files stay. `named`: the shared files that they name.
 
-    `unknown_up_to`: one whose manifest cannot be read may need any shared file that was written up to it.
+    `unknown_up_to`: one whose manifest cannot be read, or is not written yet, may need any shared file that was written
+    up to that id.
     """
 
     checkpoints: frozenset[tuple[CheckpointId, Generation]]
