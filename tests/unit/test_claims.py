@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_durable import Place, manifest, take_savepoint
-from tests.unit.test_ownership import opened
+from tests.unit.test_ownership import opened, started_from
 from tidegate.api.control import FoundByLocation
 from tidegate.coordinator import claims
 from tidegate.coordinator.durable import DurableSettings
 from tidegate.coordinator.views import JobView
 from tidegate.model.errors import JobFailure, OptionError
+from tidegate.model.ids import CheckpointId
 from tidegate.protocol.retention import KeepNumber, RestoreMode
 from tidegate.server import control
 from tidegate.server.control import control_routes
 from tidegate.server.page import QueryPage
+from tidegate.storage.job_log import CheckpointRetired
 from tidegate.storage.running_query import RunningQuery, note_running, read_running
 
 
@@ -130,6 +132,29 @@ def test_what_can_only_be_seen_on_another_machine_is_said(
     with caplog.at_level(logging.WARNING, logger="tidegate"):
         start(tmp_path)
     assert "can only be seen on the machine 'another'" in caplog.text
+
+
+def test_what_is_claimed_stays_while_a_query_that_was_started_there_again_runs(
+    tmp_path: Path, owner: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its next checkpoints may refer to files of the claimed one."""
+    own = Place(tmp_path / "own")
+    job = started_from(own, owner.folder / "checkpoints" / "1-g1", RestoreMode.CLAIM, keep=KeepNumber(1))
+    page = serve("totals", owner.folder)
+    FoundByLocation("totals").note(owner.store, page.url)
+    try:
+        own.take(job, manifest(10))
+        with caplog.at_level(logging.WARNING, logger="tidegate"):
+            job.retire(frozenset(), told=CheckpointId(10))
+        assert "checkpoints/1-g1/manifest.json" in owner.store.list()
+        assert own.logged(CheckpointRetired) == [], "it is tried again"
+        assert f"{owner.folder} is not removed as long as query 'totals' runs there" in caplog.text
+    finally:
+        page.close()
+    own.take(job, manifest(11))
+    job.retire(frozenset(), told=CheckpointId(11))
+    assert "checkpoints/1-g1/manifest.json" not in owner.store.list()
+    assert own.logged(CheckpointRetired) == [10, 1]
 
 
 def test_a_query_is_asked_where_it_answers() -> None:

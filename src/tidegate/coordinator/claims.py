@@ -1,8 +1,8 @@
 """A checkpoint of another job that this one has taken over: whether it may be, and how it goes.
 
-Not while a query runs on its location, whose next checkpoints may refer to its files. A note beside the job log says
-where that query is reached. It stays when a driver is killed, so only a query that answers counts: nobody is refused
-for what may be dead. One with `ui.enabled` false is not found.
+Neither taken over nor removed while a query runs on its location, whose next checkpoints may refer to its files. A note
+beside the job log says where that query is reached. It stays when a driver is killed, so only a query that answers
+counts: nobody is refused for what may be dead. One with `ui.enabled` false is not found.
 """
 
 import json
@@ -33,14 +33,12 @@ _MOST_TRIES = 3
 def refuse_if_running(store: Store, location: str) -> None:
     """Raises `OptionError` if a query runs on the location that `store` has open. A savepoint's folder has none."""
     query = read_running(store)
-    if query is None:
-        return
-    if _is_out_of_reach(query):
+    if query is not None and _is_out_of_reach(query):
         log.warning(
             "Whether query %r still runs on %s can only be seen on the machine %r: it must not, if its checkpoint is "
             "claimed.", query.name, location, query.host,
         )  # fmt: skip
-    elif _runs_on(query, location):
+    elif query is not None and _runs_on(query, location):
         raise OptionError(
             f"Option 'restore.mode' is 'claim', but query {query.name!r} runs on {location!r}, whose next checkpoints "
             f"may refer to files of the claimed one: stop it first, or use no_claim."
@@ -61,16 +59,27 @@ class ClaimRemoval:
         self._tries += 1
         if self._tries == _MOST_TRIES:
             return self.is_done_now(claimed)
-        remove_claimed(self.open_location(claimed.location), claimed)
-        return True
+        return self._is_removed(claimed)
 
     def is_done_now(self, claimed: CheckpointClaimed) -> bool:
         """For the last time: if not, it is the next start's."""
         try:
-            remove_claimed(self.open_location(claimed.location), claimed)
+            return self._is_removed(claimed)
         except StorageFailure as error:
             log.warning("The claimed checkpoint in %s is left to the next start: %s", claimed.location, error)
             return False
+
+    def _is_removed(self, claimed: CheckpointClaimed) -> bool:
+        """Not while a query runs there: it was started again since the claim."""
+        store = self.open_location(claimed.location)
+        query = read_running(store)
+        if query is not None and not _is_out_of_reach(query) and _runs_on(query, claimed.location):
+            log.warning(
+                "The claimed checkpoint in %s is not removed as long as query %r runs there, whose checkpoints may "
+                "refer to its files.", claimed.location, query.name,
+            )  # fmt: skip
+            return False
+        remove_claimed(store, claimed)
         return True
 
 
