@@ -32,7 +32,7 @@ from tidegate.worker.restoring import restore_slot
 from tidegate.worker.state_backends import open_backends
 
 # All of it is in every clone of the repository.
-_MOST_FIXTURE_BYTES = 450 << 10
+_MOST_FIXTURE_BYTES = 640 << 10
 NAME = "timers/event"
 WITH_SAVEPOINT = [name for name, kept in KEPT.items() if SAVEPOINT in kept.folders]
 
@@ -75,7 +75,7 @@ def test_the_job_gives_the_same_without_a_stop(tmp_path: Path, kept: str) -> Non
 def test_timers_of_a_kept_savepoint_are_found_by_key_and_by_time_in_rocksdb(
     tmp_path: Path, kept: str, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were stored without an index of their keys."""
+    """The older ones were stored without an index of their keys."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     job_plan = plan(tmp_path, slots=slots)
     vertex, position = place_of(TransformWithStateSpec, job_plan)
