@@ -238,6 +238,23 @@ def test_dropped_keys_are_gone_with_all_their_state_and_no_timer_fires_for_them(
     assert "operator is 'other', which is unknown: use one of v1.op0" in refused(small, operator="other")
 
 
+def test_dropped_keys_of_windows_are_gone_and_all_others_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    counted = (
+        stream(spark, tmp_path / "in").withWatermark("ts", "1 hour")
+        .groupBy(F.window("ts", "1 minute"), "k").agg(F.sum("v").alias("total"))
+    )  # fmt: skip
+    run(counted, tmp_path / "first", mode="update")
+    keys = table(spark, tmp_path / "first", "state").where("k = '0'").select("window", "k")
+    path = tg.savepoints.drop_keys(keys, based_on=tmp_path / "first", path=tmp_path / "without")
+    assert sorted(row.k for row in table(spark, Path(path), "state").collect()) == ["1", "2"]
+    at = dt.datetime(1970, 1, 1, 0, 0, 5)
+    more = spark.createDataFrame([("0", at, 100), ("1", at, 100)], SCHEMA)
+    more.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+    run(counted, tmp_path / "second", mode="update", **{"restore.from": path, "state.backend": "rocksdb"})
+    after = table(spark, tmp_path / "second", "state").select("k", "total")
+    assert sorted(after.collect()) == [("0", 100), ("1", 112), ("2", 15)]
+
+
 def test_groups_sessions_keys_and_joined_rows_are_dataframes(spark: SparkSession, tmp_path: Path) -> None:
     rows = stream(spark, tmp_path / "in").withWatermark("ts", "1 hour")
     sessions = rows.groupBy(F.session_window("ts", "10 seconds").alias("session"), "k").agg(

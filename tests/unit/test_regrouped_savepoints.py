@@ -24,7 +24,7 @@ from tests.unit.test_stream_join import SCHEMA, join, side
 from tests.unit.test_written_savepoints import write
 from tests.unit.tiny_steps import take_tiny_steps
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
-from tidegate.coordinator.written_savepoints import regrouped_savepoint
+from tidegate.coordinator.written_savepoints import regrouped_savepoint, savepoint_without_keys
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, OptionError
 from tidegate.model.ids import KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators import aggregate, changed_groups, deduplicate, session_aggregate, stream_join
@@ -591,3 +591,49 @@ def test_a_folder_with_a_savepoint_is_not_written_to(tmp_path: Path) -> None:
     regroup(str(tmp_path / "before"), tmp_path / "after", 7)
     with pytest.raises(OptionError, match="There is a savepoint in .* already"):
         regroup(str(tmp_path / "before"), tmp_path / "after", 7)
+
+
+# -- without some keys
+
+
+def rows_by_key(path: str, spec: Spec, key_count: int) -> Counter[tuple[str, str]]:
+    """All rows that it keeps, each with its key."""
+    names = ["left", "right"] if isinstance(spec, StreamJoinSpec) else [None]
+    found: Counter[tuple[str, str]] = Counter()
+    for name in names:
+        for row in rows_of(path=path, table="state", **({} if name is None else {"state": name})):
+            values = [plain(value) for column, value in row.items() if column not in ("key_group", "subtask")]
+            found[repr(list(row.values())[:key_count]), repr([name, *values])] += 1
+    return found
+
+
+@pytest.mark.parametrize("written_by", WRITTEN_BY)
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "one group"])
+def test_of_dropped_keys_no_row_is_left_and_all_others_go_on(
+    name: str, written_by: str, tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    spec, key_count = SPECS[name], sent_by(SPECS[name])
+    job = Job(spec, backends[written_by])
+    feed(job, name, times=6, first_second=0)
+    job.snapshot()
+    feed(job, f"{name} again", times=4, first_second=4)
+    job.advance(WATERMARK_MS)
+    path = job.store(tmp_path / "before")
+    before = rows_by_key(path, spec, key_count)
+    table_rows = rows_of(path=path, table="state", **({"state": "left"} if isinstance(spec, StreamJoinSpec) else {}))
+    keys = {repr(key): key for key in (list(row.values())[:key_count] for row in table_rows)}
+    gone = sorted(keys)[::2]
+    target = savepoint_without_keys(str(tmp_path / "without"), find_checkpoint(path), operator=None, now_ms=5)
+    written = write(target, *[tuple(keys[key]) for key in gone])
+    expected = Counter({found: count for found, count in before.items() if found[0] not in gone})
+    assert 0 < sum(expected.values()) < sum(before.values())
+    assert rows_by_key(written, spec, key_count) == expected
+    on = restored_job(written, spec, 128, 3, backends["heap" if written_by == "rocksdb" else "rocksdb"])
+    assert rows_by_key(on.store(tmp_path / "restored"), spec, key_count) == expected
+    go_on(job)
+    go_on(on)
+    undisturbed, after = (
+        rows_by_key(each.store(tmp_path / folder), spec, key_count) for each, folder in ((job, "one"), (on, "other"))
+    )
+    kept = {found: count for found, count in undisturbed.items() if found[0] not in gone}
+    assert kept == {found: count for found, count in after.items() if found[0] not in gone}

@@ -21,6 +21,7 @@ from tests.unit.test_checkpoint_tables import (
     stored_alarms,
     stored_states,
 )
+from tests.unit.test_groups_on_disk import spec_of
 from tests.unit.test_list_and_map_state import initial
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
 from tidegate.coordinator.written_savepoints import (
@@ -32,15 +33,16 @@ from tidegate.coordinator.written_savepoints import (
     savepoint_without_keys,
 )
 from tidegate.model.elements import Batch
-from tidegate.model.errors import OptionError, StorageFailure
+from tidegate.model.errors import IncompatibleCheckpoint, OptionError, StorageFailure
 from tidegate.model.ids import ChannelId, EdgeId, KeyGroupRange, SlotIndex, TaskId, range_of
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import ProcessorHandle, TaskContext, Times
 from tidegate.operators.initial_state import was_applied
 from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.lower import fingerprint
-from tidegate.plan.nodes import DeclaredState, StateShape, TimeMode
+from tidegate.plan.nodes import DeclaredState, OutputMode, StateShape, TimeMode
 from tidegate.plan.physical import DeduplicateSpec, JobPlan, TransformWithStateSpec
+from tidegate.state.contract import Section
 from tidegate.storage.manifests import encode_manifest
 from tidegate.storage.store import LocalFiles
 from tidegate.storage.stored_plan import UserState
@@ -489,16 +491,44 @@ def test_an_operator_whose_keys_cannot_be_dropped_is_refused(tmp_path: Path) -> 
     known = "use one of v1.op0 (TransformWithState), v1.op1 (alarm)."
     assert refused(both, None) == f"operator is missing, and several have keys that can be dropped: {known}"
     assert refused(both, "clock") == f"operator is 'clock', which is unknown: {known}"
-    rows = DeduplicateSpec(1, None, None, INPUT)
+    no_keys = spec_of(mode=OutputMode.COMPLETE)
+    no_keys = replace(no_keys, key_count=0, results=no_keys.results[2:], schema=pa.schema(list(no_keys.schema)[2:]))
     (tmp_path / "one").mkdir()
-    StoredJob(plan_of(rows, stateful(), schema=INPUT)).write(LocalFiles(tmp_path / "one"))
+    StoredJob(plan_of(no_keys, stateful(), schema=INPUT)).write(LocalFiles(tmp_path / "one"))
     assert refused(str(tmp_path / "one"), "v1.op0") == (
-        "operator is 'v1.op0', which keeps rows, of which no keys can be dropped: use one of v1.op1 "
-        "(TransformWithState)."
+        "operator is 'v1.op0', which has no keys: use one of v1.op1 (TransformWithState)."
     )
     (tmp_path / "none").mkdir()
-    StoredJob(plan_of(rows, schema=INPUT)).write(LocalFiles(tmp_path / "none"))
-    assert refused(str(tmp_path / "none"), None).startswith("No operator of this checkpoint has keys that can be")
+    StoredJob(plan_of(no_keys, schema=INPUT)).write(LocalFiles(tmp_path / "none"))
+    assert refused(str(tmp_path / "none"), None) == "No operator of this checkpoint has keys that can be dropped."
+
+
+def test_another_operator_is_copied_though_the_checkpoint_does_not_say_what_its_keys_are(tmp_path: Path) -> None:
+    """An earlier Tidegate took it."""
+    (tmp_path / "old").mkdir()
+    StoredJob(plan_of(DeduplicateSpec(1, None, None, INPUT), stateful(), schema=INPUT)).write(
+        LocalFiles(tmp_path / "old")
+    )
+    manifest = find_checkpoint(str(tmp_path / "old")).read_manifest()
+    assert manifest.plan is not None
+    rows, function = manifest.plan.operators
+    unsaid = [msgspec.structs.replace(state, on_disk=None) for state in rows.states]  # type: ignore[call-arg]
+    plan = msgspec.structs.replace(manifest.plan, operators=[msgspec.structs.replace(rows, states=unsaid), function])
+    LocalFiles(tmp_path / "old").put("manifest.json", encode_manifest(msgspec.structs.replace(manifest, plan=plan)))
+    assert without(tmp_path / "new", str(tmp_path / "old"), "a", operator="v1.op1") == str(tmp_path / "new")
+    with pytest.raises(IncompatibleCheckpoint, match="does not say which columns are the key"):
+        without(tmp_path / "newer", str(tmp_path / "old"), "a", operator="v1.op0")
+
+
+def test_what_is_kept_by_key_and_is_not_known_is_refused_where_keys_are_dropped(tmp_path: Path) -> None:
+    """It might be of a dropped key."""
+    (tmp_path / "old").mkdir()
+    strange = Section("strange", KeyGroupRange(0, 128), lambda: b"of a later version")
+    StoredJob(plan_of(DeduplicateSpec(1, None, None, INPUT), schema=INPUT), {0: [strange]}).write(
+        LocalFiles(tmp_path / "old")
+    )
+    with pytest.raises(IncompatibleCheckpoint, match="holds 'strange' of operator v1.op0, of which no keys can be"):
+        savepoint_without_keys(str(tmp_path / "new"), find_checkpoint(str(tmp_path / "old")), operator=None, now_ms=5)
 
 
 # -- what is refused

@@ -78,9 +78,10 @@ class Savepoints:
     def drop_keys(keys: DataFrame, *, path: "_Path", based_on: "_Path", operator: str | None = None) -> str:
         """Writes a savepoint into the folder `path`, in which an operator has nothing of `keys`; returns the path.
 
-        It is a copy of `based_on`, a savepoint or checkpoint, but for every value, list and map state and every timer
-        that `operator` has of these keys. The columns are those that it is keyed by, as in its state table. Keys that
-        it does not have change nothing; rows of these keys that are in flight stay, and begin anew when they arrive.
+        It is a copy of `based_on`, a savepoint or checkpoint, but for all that `operator` has of these keys: values,
+        lists, maps and timers of a function, groups, keys or rows of any other. The columns are those that it is keyed
+        by, as in its state table; of sessions without the window. Keys that it does not have change nothing; rows of
+        these keys that are in flight stay, and begin anew when they arrive.
         """
         spark = _session_of(keys)
 

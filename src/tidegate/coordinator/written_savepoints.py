@@ -5,7 +5,7 @@ What cannot be written is refused here, before anything is. State itself is enco
 without the manifest, which comes last, its files mean nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -32,8 +32,8 @@ from tidegate.storage import layout
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import AlreadyThere, Store, open_store
-from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, encode_schema
-from tidegate.worker.regrouped_rows import held_rows
+from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema, encode_schema
+from tidegate.worker.regrouped_rows import held_rows, key_count_of
 from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.stored_task import decode_task
 from tidegate.worker.written_state import (
@@ -132,8 +132,8 @@ class WrittenSavepoint:
             regrouping=self.regrouping,
         )
         match self.rows:
-            case DroppedKeys(number=number):
-                content = replace(content, without_keys_of=number)
+            case DroppedKeys() as keys:
+                content = replace(content, dropped_keys=self.encoder(keys))
             case WrittenRows(operator=operator, place=place):
                 # As a whole, for user code may set any state from an initial row. Operators of which nothing was ever
                 # written are still given theirs when the query starts.
@@ -226,8 +226,17 @@ def regrouped_savepoint(path: str, base: FoundCheckpoint, *, max_parallelism: in
 def savepoint_without_keys(path: str, base: FoundCheckpoint, *, operator: str | None, now_ms: int) -> WrittenSavepoint:
     """A copy of another checkpoint but for what belongs to some keys of an operator."""
     plan = stored_plan_of(base.read_manifest())
-    chosen = _with_user_code(plan, operator)
-    keys = DroppedKeys(plan.operators.index(chosen), chosen, _KEYS)
+    chosen = _with_keys(plan, operator)
+    # What others hold is copied, whatever it is.
+    for unknown in _unknown_sections(base.open_files(), [chosen]):
+        if unknown.operator is chosen:
+            raise IncompatibleCheckpoint(f"{unknown}, of which no keys can be dropped: base it on another checkpoint.")
+    # Of sessions the window is no part of what their rows are sent by.
+    counts = [key_count_of(chosen, state) for state in chosen.states if not isinstance(state, UserState)]
+    sent_by = decode_schema(chosen.keys)
+    sent_by = pa.schema([sent_by.field(at) for at in range(counts[0] if counts else len(sent_by))])
+    by_those = msgspec.structs.replace(chosen, keys=encode_schema(sent_by))
+    keys = DroppedKeys(plan.operators.index(chosen), by_those, _KEYS)
     return _copied(path, base, keys, max_parallelism=None, now_ms=now_ms)
 
 
@@ -274,15 +283,12 @@ def _chosen(manifest: Manifest, operator: str | None, state: str | None) -> Writ
     return WrittenRows(plan.operators.index(chosen), chosen, found)
 
 
-def _with_user_code(plan: StoredPlan, wanted: str | None) -> StoredOperator:
-    """By id or name; it may have timers without any state. The only one if none is named."""
-    operators = [operator for operator in plan.operators if has_entries(operator)]
+def _with_keys(plan: StoredPlan, wanted: str | None) -> StoredOperator:
+    """By id or name; a function may have timers without any state. The only one if none is named."""
+    operators = [operator for operator in plan.operators if has_entries(operator) or len(decode_schema(operator.keys))]
     listed = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
     if not operators:
-        raise OptionError(
-            "No operator of this checkpoint has keys that can be dropped: only functions with state have, such as "
-            "transformWithState and tg.connect."
-        )
+        raise OptionError("No operator of this checkpoint has keys that can be dropped.")
     found = [operator for operator in operators if wanted in (None, operator.id, operator.name)]
     if len(found) == 1:
         return found[0]
@@ -291,7 +297,7 @@ def _with_user_code(plan: StoredPlan, wanted: str | None) -> StoredOperator:
     if found:
         raise OptionError(f"operator is {wanted!r}, which names several: use the id of one of {listed}.")
     is_known = any(wanted in (operator.id, operator.name) for operator in plan.operators)
-    reason = "keeps rows, of which no keys can be dropped" if is_known else "is unknown"
+    reason = "has no keys" if is_known else "is unknown"
     raise OptionError(f"operator is {wanted!r}, which {reason}: use one of {listed}.")
 
 
@@ -323,9 +329,29 @@ def _regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int) -> R
     return Regrouping({vertex: _event_times(files, plan, VertexId(vertex), max_parallelism) for vertex in vertices})
 
 
+@dataclass(frozen=True, slots=True)
+class _UnknownSection:
+    """`operator`: None if it is of no operator that was asked about."""
+
+    operator: StoredOperator | None
+    where: str
+
+    def __str__(self) -> str:
+        return self.where
+
+
 def _check_all_is_known(files: StoredFiles, plan: StoredPlan) -> None:
     """What is kept by key groups must be something that is found again: all else would be left out."""
-    rows = {(each.vertex, each.position): {held.section for held in held_rows(each)} for each in plan.operators}
+    for unknown in _unknown_sections(files, plan.operators):
+        raise IncompatibleCheckpoint(
+            f"{unknown}, which cannot be given another max_parallelism: leave max_parallelism out, or start that query "
+            f"anew."
+        )
+
+
+def _unknown_sections(files: StoredFiles, asked: Sequence[StoredOperator]) -> Iterator[_UnknownSection]:
+    operators = {(each.vertex, each.position): each for each in asked}
+    rows = {place: {held.section for held in held_rows(each)} for place, each in operators.items()}
     for slot in files.manifest.slots:
         for key in files.section_keys(slot.slot):
             if key.kind not in KEYED_KINDS:
@@ -334,11 +360,8 @@ def _check_all_is_known(files: StoredFiles, plan: StoredPlan) -> None:
             # Of user code there are entries, of others rows; files beside a section hold either.
             is_there = name in rows[place] if rows.get(place) else is_keyed_section(name)
             if place not in rows or not (key.kind == "files" or is_there):
-                raise IncompatibleCheckpoint(
-                    f"Checkpoint {files.manifest.checkpoint} holds {name!r} of operator v{place[0]}.op{place[1]}, "
-                    f"which cannot be given another max_parallelism: leave max_parallelism out, or start that query "
-                    f"anew."
-                )
+                where = f"Checkpoint {files.manifest.checkpoint} holds {name!r} of operator v{place[0]}.op{place[1]}"
+                yield _UnknownSection(operators.get(place), where)
 
 
 def _event_times(

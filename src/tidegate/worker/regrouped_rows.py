@@ -1,4 +1,4 @@
-"""Rows of built-in operators for other key groups: read as tables are, written as snapshots of the heap hold them.
+"""Rows of built-in operators for other key groups, or without some keys: read as tables are, written as the heap does.
 
 A key group is a range of hashes, however many there are. So the new ones of a slot were in a few of the old subtasks:
 the slot reads those, and no row is sent. Must never leave out a row: what it does not know is not among `held_rows`.
@@ -39,7 +39,7 @@ def held_rows(operator: StoredOperator) -> list[HeldRows]:
     held: list[HeldRows] = []
     for state in operator.states:
         if not isinstance(state, UserState):
-            by_key = partial(hash_rows, key_count=_key_count(operator, state))
+            by_key = partial(hash_rows, key_count=key_count_of(operator, state))
             held += [HeldRows(state.section, by_key, state), HeldRows(arrived_section(state.section), by_key, None)]
     return [*held, HeldRows(PAIRS_SECTION, hashes_of_pairs, None)] if held else []
 
@@ -51,6 +51,22 @@ def regrouped_sections(
     for held in held_rows(operator):
         for rows in _by_section(_rows(files, operator, held, own, max_parallelism)):
             yield held.section, stream_of(rows)
+
+
+def remaining_sections(
+    files: StoredFiles, operator: StoredOperator, own: KeyGroupRange, left: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> Iterator[tuple[str, Sequence[memoryview]]]:
+    """The same in the key groups that they have, with what is `left` of some rows; not of those still on their way."""
+    for held in held_rows(operator):
+        if held.state is not None:
+            rows = map(left, _rows(files, operator, held, own, files.manifest.max_parallelism))
+            for batch in _by_section(batch for batch in rows if batch.num_rows):
+                yield held.section, stream_of(batch)
+
+
+def kept_sections(operator: StoredOperator) -> frozenset[str]:
+    """What `remaining_sections` stand for."""
+    return frozenset(held.section for held in held_rows(operator) if held.state is not None)
 
 
 def not_by_key(operator: StoredOperator) -> Damaged:
@@ -106,7 +122,7 @@ def _by_section(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(gathered)
 
 
-def _key_count(operator: StoredOperator, state: StoredRows | StoredGroups) -> int:
+def key_count_of(operator: StoredOperator, state: StoredRows | StoredGroups) -> int:
     """Of those that rows are sent by, which come first."""
     form = state.on_disk if state.in_log is None else state.in_log
     if form is None:

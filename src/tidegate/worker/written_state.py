@@ -4,7 +4,7 @@ Writes what a restore reads: entries are encoded as user code's states encode th
 What is taken over from another checkpoint is read and checked as a restore does it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -33,7 +33,7 @@ from tidegate.storage.state_file import SectionKey, SectionKind, StateFileWriter
 from tidegate.storage.store import Store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema
 from tidegate.worker.reading import all_keyed_entries, chunks, entries_in_files, key_columns
-from tidegate.worker.regrouped_rows import not_by_key, regrouped_sections
+from tidegate.worker.regrouped_rows import kept_sections, not_by_key, regrouped_sections, remaining_sections
 from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.snapshotting import KIND_OF, PART_MARK
 from tidegate.worker.stored_task import StoredTask, decode_task, encode_task
@@ -73,10 +73,19 @@ class RowEncoder:
         keys = decode_schema(self.operator.keys)
         columns = [_storable(column) for column in rows.columns[len(keys) :]]
         for key_group, key, numbers in self._by_key(rows, keys):
-            encoded_key = encode_key(key, state=self.state.name)
+            encoded_key = self._encoded(key)
             for (number,) in numbers:
                 fields = [column[number] for column in columns]
                 yield self._entry(key_group, key, encoded_key, fields)
+
+    def left_of(self, rows: pa.RecordBatch, gone: Set[bytes]) -> pa.RecordBatch:
+        """Stored rows, which begin with the keys, but those of some encoded keys."""
+        by_key = self._by_key(rows, decode_schema(self.operator.keys))
+        left = sorted(number for _, key, numbers in by_key if self._encoded(key) not in gone for (number,) in numbers)
+        return rows if len(left) == rows.num_rows else rows.take(pa.array(left, pa.int64()))
+
+    def _encoded(self, key: tuple[Any, ...]) -> bytes:
+        return encode_key([_listed(field) for field in key], state=self.state.name)
 
     def _entry(self, key_group: int, key: tuple[Any, ...], encoded_key: bytes, fields: list[Any]) -> StateEntry:
         expiry_us = fields.pop() if self.state.has_ttl else None
@@ -107,6 +116,13 @@ class RowEncoder:
         numbered = pa.RecordBatch.from_arrays([*fitted, numbers], schema=schema)
         zone = "UTC" if self.operator.has_zoned_keys else None
         return RowsByKey(schema, len(keys), time_zone=zone).of(numbered, max_parallelism=self.max_parallelism)
+
+
+def _listed(field: Any) -> Any:
+    """Windows and other structs are keys of aggregations only, whose encoded keys are compared and never stored."""
+    if isinstance(field, dict):
+        return [_listed(part) for part in field.values()]
+    return [_listed(part) for part in field] if isinstance(field, list) else field
 
 
 def stored_state_name(state: UserState) -> str:
@@ -204,7 +220,7 @@ class SlotContent:
     `replaced`: the keyed state, by operator and stored name, of which only `entries` count. `regrouping`: if there is
     one, they are all that counts of any keyed state of user code, and rows are those of the slot's new key groups.
     `already_begun`: an operator whose query has an initial state for it, which must not be applied over its entries.
-    `without_keys_of`: an operator; if there is one, `entries` are no state, but name the keys of it that go.
+    `dropped_keys`: of an operator; if it is there, `entries` are no state, but name the keys of it that go.
     """
 
     plan: StoredPlan
@@ -214,7 +230,12 @@ class SlotContent:
     replaced: tuple[int, str] | None
     regrouping: Regrouping | None = None
     already_begun: StoredOperator | None = None
-    without_keys_of: int | None = None
+    dropped_keys: RowEncoder | None = None
+
+    @property
+    def without_keys_of(self) -> int | None:
+        """Its place among the plan's operators."""
+        return None if self.dropped_keys is None else self.dropped_keys.number
 
     def key_groups_of(self, vertex: int, slot: SlotIndex) -> KeyGroupRange:
         return range_of(slot, parallelism=self.vertex_parallelism[vertex], max_parallelism=self.max_parallelism)
@@ -225,6 +246,8 @@ def write_slot(
 ) -> SlotFile:
     """`token` makes the file's name: of several attempts only one is in the manifest."""
     writer = StateFileWriter()
+    if content.dropped_keys is not None:
+        entries = list(entries)
     if content.base is None:
         for vertex, parallelism in enumerate(content.vertex_parallelism):
             if slot < parallelism:
@@ -239,6 +262,8 @@ def write_slot(
             shared += _copy_sections(content, content.base, slot, writer, store)
         else:
             _add_regrouped(content, content.base, content.regrouping, slot, writer)
+        if content.dropped_keys is not None:
+            _add_remaining(content, content.base, content.dropped_keys, slot, {entry.key for entry in entries}, writer)
     begun = content.already_begun
     if begun is not None and slot < content.vertex_parallelism[begun.vertex]:
         _add_mark(begun, slot, writer)
@@ -271,20 +296,23 @@ def _copy_sections(
 ) -> list[SharedFile]:
     """What is taken over as it is; the files beside it."""
     numbers = {(operator.vertex, operator.position): number for number, operator in enumerate(content.plan.operators)}
+    sorted_out = content.without_keys_of
+    own_rows = frozenset[str]() if sorted_out is None else kept_sections(content.plan.operators[sorted_out])
     files: list[SharedFile] = []
     for stored in base.all_sections(slot):
         key = stored.key
         if key.kind == "files":
             number = numbers.get((key.task.vertex, key.operator))
-            if number is not None and has_entries(content.plan.operators[number]):
+            if number is not None and (number == sorted_out or has_entries(content.plan.operators[number])):
                 continue  # they are written as those of the heap
             files += base.copy_files(stored, store)
         if key.kind == "state" and content.replaced is not None:
             number, name = content.replaced
             if numbers.get((key.task.vertex, key.operator)) == number and plain_name(key) == section_name(name):
                 continue
-        is_sorted_out = numbers.get((key.task.vertex, key.operator), -1) == content.without_keys_of
-        if key.kind == "state" and is_sorted_out and is_keyed_section(plain_name(key)):
+        is_sorted_out = numbers.get((key.task.vertex, key.operator), -1) == sorted_out
+        is_by_key = is_keyed_section(plain_name(key)) or plain_name(key) in own_rows
+        if key.kind == "state" and is_sorted_out and is_by_key:
             continue  # what stays of it is written anew
         if plain_name(key) == INITIAL_SECTION and _is_of(key, content.already_begun):
             continue  # the mark is written anew
@@ -312,6 +340,24 @@ def _add_regrouped(
             sections = regrouped_sections(base, operator, own, max_parallelism=content.max_parallelism)
             for part, (name, pieces) in enumerate(sections):
                 writer.add(_written_key(operator, slot, name, part, own), *pieces)
+
+
+def _add_remaining(
+    content: SlotContent,
+    base: StoredFiles,
+    dropped: RowEncoder,
+    slot: SlotIndex,
+    gone: Set[bytes],
+    writer: StateFileWriter,
+) -> None:
+    """Rows of keys that stay. Of user code there are entries."""
+    operator = content.plan.operators[dropped.number]
+    if has_entries(operator) or slot >= content.vertex_parallelism[operator.vertex]:
+        return
+    own = content.key_groups_of(operator.vertex, slot)
+    sections = remaining_sections(base, operator, own, lambda rows: dropped.left_of(rows, gone))
+    for part, (name, pieces) in enumerate(sections):
+        writer.add(_written_key(operator, slot, name, part, own), *pieces)
 
 
 def _written_key(
