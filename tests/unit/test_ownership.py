@@ -236,6 +236,59 @@ def test_of_two_claims_the_job_owns_the_one_that_it_is_started_from(foreign: Pla
     assert below(foreign.folder) == before, "it was never used"
 
 
+def without_options(place: Place) -> DurableJob:
+    job = opened(place, DurableSettings(fingerprint=("f",), keep=KeepNumber(1)))
+    assert job.start_generation(at_ms=1).restored_checkpoint is None
+    return job
+
+
+def test_a_claim_is_let_go_by_a_start_that_makes_none(foreign: Place, tmp_path: Path) -> None:
+    path, own = tmp_path / "savepoint", Place(tmp_path / "own")
+    before = below(path)
+    started_from(own, path, RestoreMode.CLAIM)
+    job = started_from(own, path, RestoreMode.NO_CLAIM, keep=KeepNumber(1))
+    take(own, job, 10, 11)
+    assert below(path) == before, "no_claim never removes it"
+
+
+def test_a_claimed_savepoint_whose_state_is_in_no_checkpoint_is_kept_by_a_start_without_it(
+    foreign: Place, tmp_path: Path
+) -> None:
+    path, own = tmp_path / "savepoint", Place(tmp_path / "own")
+    before = below(path)
+    started_from(own, path, RestoreMode.CLAIM)
+    take(own, without_options(own), 10, 11)
+    assert below(path) == before, "it is all there is of its state"
+
+
+def test_a_claim_that_a_checkpoint_stands_on_goes_on_without_the_option(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    take(own, started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM), 10)
+    job = opened(own, DurableSettings(fingerprint=("f",), keep=KeepNumber(2)))
+    assert job.start_generation(at_ms=1).restored_checkpoint == 10
+    take(own, job, 11)
+    assert below(tmp_path / "savepoint") == []
+
+
+def test_a_claim_that_was_let_go_can_be_made_again(foreign: Place, tmp_path: Path) -> None:
+    own = Place(tmp_path / "own")
+    started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM)
+    started_from(own, tmp_path / "savepoint", RestoreMode.NO_CLAIM)
+    job = started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM, keep=KeepNumber(1))
+    take(own, job, 10)
+    assert below(tmp_path / "savepoint") == []
+
+
+def test_the_id_of_a_claimed_one_is_not_given_again(foreign: Place, tmp_path: Path) -> None:
+    """What retires the one would retire the other."""
+    own = Place(tmp_path / "own")
+    started_from(own, tmp_path / "savepoint", RestoreMode.CLAIM)
+    job = opened(own, DurableSettings(fingerprint=("f",), keep=KeepNumber(2)))
+    first = job.start_generation(at_ms=1).next_checkpoint
+    take(own, job, first, first + 1, first + 2)
+    assert own.open().start_generation(at_ms=2).restored_checkpoint == first + 2
+
+
 # -- when the query is stopped
 
 

@@ -64,6 +64,7 @@ from tidegate.storage.job_log import (
     skipped_checkpoints,
     to_roll_back,
     uncommitted,
+    unused_claim,
 )
 from tidegate.storage.manifests import Manifest, check_content, decode_manifest, encode_manifest
 from tidegate.storage.state_file import FileSum, check_sum
@@ -201,8 +202,10 @@ class DurableJob:
         self._committer.discard_uncommitted([], generation)
         places = (layout.CHECKPOINTS, layout.SHARED, layout.SAVEPOINTS)
         next_checkpoint = next_checkpoint_id(entries, [path for place in places for path in self._store.list(place)])
-        if chosen is None and self._settings.restore_from is not None:
-            return self._start_from(self._settings.restore_from, generation, next_checkpoint)
+        if chosen is None:
+            self._let_go_of_unused_claim(entries)
+            if self._settings.restore_from is not None:
+                return self._start_from(self._settings.restore_from, generation, next_checkpoint)
         manifest = None if chosen is None else self._manifest(chosen)
         if manifest is None or chosen is None:
             return GenerationBasis(generation, None, None, next_checkpoint, {})
@@ -250,6 +253,14 @@ class DurableJob:
         if before is None or (before.location, before.manifest) != (location, path):
             claim = CheckpointClaimed(checkpoint=checkpoint, manifest=path, location=location, at_ms=self._wall_ms())
             self._log.append(claim)
+
+    def _let_go_of_unused_claim(self, entries: Sequence[Entry]) -> None:
+        """One that neither this start nor a checkpoint stands on may be all there is of its state: it stays."""
+        if (unused := unused_claim(entries)) is None:
+            return
+        path = self._settings.restore_from if self._settings.restore_mode is RestoreMode.CLAIM else None
+        if path is None or locate(path) != (unused.location, unused.manifest):
+            self._log.append(CheckpointRetired(checkpoint=unused.checkpoint))
 
     def _match(self, store: Store, manifest: Manifest) -> PlanMatch:
         """What the plan takes over from a checkpoint; raises if it does not fit."""

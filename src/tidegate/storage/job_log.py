@@ -382,6 +382,13 @@ def claimed_checkpoint(entries: Sequence[Entry]) -> CheckpointClaimed | None:
     return claimed
 
 
+def unused_claim(entries: Sequence[Entry]) -> CheckpointClaimed | None:
+    """The claimed one if the job has completed nothing since: its state is in no checkpoint of the job."""
+    claimed = claimed_checkpoint(entries)
+    newest = next((each for each in reversed(entries) if isinstance(each, CheckpointClaimed | CheckpointCompleted)), None)
+    return claimed if newest == claimed else None
+
+
 def skipped_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
     """Passed over because they were damaged, and not retired since."""
     skipped = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointSkipped)}
@@ -419,9 +426,10 @@ def uncommitted(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
 def next_checkpoint_id(entries: Sequence[Entry], stored_paths: Iterable[str]) -> CheckpointId:
     """Higher than every id that is in the log or has left a file, completed or not.
 
-    A checkpoint may have left nothing but shared files, or a folder of its own as a savepoint.
+    A checkpoint may have left nothing but shared files, or a folder of its own as a savepoint. One of another job that
+    was claimed counts as well: an own one of that id would be gone with it.
     """
-    logged = [entry.checkpoint for entry in entries if isinstance(entry, CheckpointCompleted)]
+    logged = [entry.checkpoint for entry in entries if not isinstance(entry, GenerationStarted)]
     parsed = (
         layout.parse_checkpoint(path) or layout.parse_shared_file(path) or layout.parse_savepoint(path)
         for path in stored_paths
