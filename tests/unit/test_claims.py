@@ -33,7 +33,7 @@ class NoControl:
         raise JobFailure("not asked for here")
 
 
-def serve(name: str, location: Path) -> QueryPage:
+def serve(name: str, location: Path | str) -> QueryPage:
     """As a running query does."""
     page = QueryPage(
         name,
@@ -123,6 +123,16 @@ def test_a_location_by_another_name_is_the_same(tmp_path: Path, owner: Place, pa
     (tmp_path / "link").symlink_to(owner.folder)
     with pytest.raises(OptionError, match="'totals' runs on"):
         start(tmp_path, path="link/checkpoints/1-g1")
+
+
+def test_nor_does_it_matter_which_of_its_schemes_names_a_bucket() -> None:
+    page = serve("totals", "s3a://bucket/chk")
+    try:
+        assert page.url is not None
+        note = RunningQuery(name="totals", url=page.url, token="t")
+        assert claims._runs_on(note, "s3://bucket/chk/") and not claims._runs_on(note, "s3://bucket/other")
+    finally:
+        page.close()
 
 
 def test_what_can_only_be_seen_on_another_machine_is_said(

@@ -555,6 +555,13 @@ def test_a_folder_with_a_savepoint_is_not_written_to(tmp_path: Path) -> None:
         new(tmp_path / "new")
 
 
+@pytest.mark.parametrize("name", ["backup/checkpoints/7-g1", "new/manifest.json"])
+def test_a_folder_by_whose_name_its_files_are_looked_for_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionError, match="is named like a checkpoint"):
+        new(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_savepoint_without_all_its_slots_does_not_come_to_exist(tmp_path: Path) -> None:
     target = new(tmp_path / "new")
     with pytest.raises(StorageFailure, match=r"Of the 2 slots .* \[0\] were written"):

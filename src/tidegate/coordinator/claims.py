@@ -131,5 +131,6 @@ def _runs_on(query: RunningQuery, location: str) -> bool:
 
 
 def _place(location: str) -> str:
+    """Without the scheme: s3 and s3a are one bucket, and who answers is in the note that lies there anyway."""
     path = local_path(location)
-    return location.rstrip("/") if path is None else str(path.resolve())
+    return location.partition(":")[2].rstrip("/") if path is None else str(path.resolve())

@@ -18,6 +18,7 @@ from tidegate.coordinator.checkpoint_tables import (
     state_schema,
     stored_plan_of,
 )
+from tidegate.coordinator.durable import locate
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError, StorageFailure
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, KeyGroupRange, SlotIndex, TaskId, VertexId, range_of
 from tidegate.model.ids import Sequence as Number
@@ -302,6 +303,11 @@ def _with_keys(plan: StoredPlan, wanted: str | None) -> StoredOperator:
 
 
 def _check_is_free(path: str, access: StoreAccess) -> None:
+    if locate(path) != (path.rstrip("/"), layout.savepoint_manifest()):
+        raise OptionError(
+            f"{path!r} is named like a checkpoint of a query, or its manifest, whose files lie elsewhere: name another "
+            f"folder for the savepoint."
+        )
     store: Store = open_store(path, access)
     if store.list(layout.LOG):
         raise OptionError(f"{path!r} is the checkpointLocation of a query: name a folder of its own for the savepoint.")

@@ -385,7 +385,9 @@ def claimed_checkpoint(entries: Sequence[Entry]) -> CheckpointClaimed | None:
 def unused_claim(entries: Sequence[Entry]) -> CheckpointClaimed | None:
     """The claimed one if the job has completed nothing since: its state is in no checkpoint of the job."""
     claimed = claimed_checkpoint(entries)
-    newest = next((each for each in reversed(entries) if isinstance(each, CheckpointClaimed | CheckpointCompleted)), None)
+    newest = next(
+        (each for each in reversed(entries) if isinstance(each, CheckpointClaimed | CheckpointCompleted)), None
+    )
     return claimed if newest == claimed else None
 
 
