@@ -103,7 +103,8 @@ def _written(
     *,
     based_on: "_Path | None",
 ) -> str:
-    """One that is refused or fails leaves no folder behind that was not there before."""
+    """One that is refused leaves no folder behind that was not there before. What slots have written of one that fails
+    means nothing without a manifest, and goes with the next try."""
     use_driver_interpreter(spark)
     folder = _absolute(path)
     absent = missing_folders([folder])
