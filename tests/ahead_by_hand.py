@@ -19,6 +19,9 @@ class AheadByHand:
         assert file.path.stat().st_size == file.length_bytes > 0
         self.changes.append(file.name)
 
+    def store_joined(self, file: LocalFile) -> None:
+        self.store_changes(file)
+
     def store_image(
         self, files: Callable[[], Sequence[LocalFile]], then: Callable[[BaseException | None], None]
     ) -> None:

@@ -107,7 +107,7 @@ def stores_of_an_image_the_first_file_alone(patch: Patch) -> None:
 
 @variant(found_at=23)
 def forgets_files_of_an_image_that_the_newest_checkpoint_does_not_hold(patch: Patch) -> None:
-    patch.setattr(StoredAhead, "_store_image_files_again", lambda self, names: None)
+    patch.setattr(StoredAhead, "_store_others_again", lambda self, names: None)
 
 
 @variant(found_at=1)

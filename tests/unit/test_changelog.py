@@ -18,6 +18,7 @@ from tidegate.state.rocksdb_options import RocksMemory
 from tidegate.state.sst_files import Folder
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.testing.state_suite import restored_from
+from tidegate.worker.stored_ahead import StoredAhead
 
 ALL = KeyGroupRange(0, 128)
 MEMORY = RocksMemory(memory_bytes=8 << 20)
@@ -38,7 +39,13 @@ class Subtask:
     """`kind`: what the log is over."""
 
     def __init__(
-        self, kind: str, folder: Path, *, key_groups: KeyGroupRange = ALL, restored: Iterable[RestoredSection] = ()
+        self,
+        kind: str,
+        folder: Path,
+        *,
+        key_groups: KeyGroupRange = ALL,
+        restored: Iterable[RestoredSection] = (),
+        ahead: StoredAhead | None = None,
     ) -> None:
         self.clock, self.ahead = ManualClock(), AheadByHand()
         slot = Folder(folder)
@@ -49,7 +56,7 @@ class Subtask:
             under,
             key_groups,
             folder=slot,
-            ahead=self.ahead,
+            ahead=self.ahead if ahead is None else ahead,
             clock=self.clock,
             interval_ms=10_000,
             first_image_at_ms=self.clock.monotonic_ms() + 5_000,

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_changelog import Subtask, closed, kind, names_of, subtask
-from tidegate.model.ids import KeyGroupRange
+from tests.unit.test_channel_state import Slot
+from tidegate.model.ids import CheckpointId, KeyGroupRange
 from tidegate.state import changelog, entry_files
 from tidegate.state.entry_files import EntryFiles
 from tidegate.state.sst_files import Folder
 from tidegate.state.stepwise_file import Pieces, StepwiseFile
+from tidegate.storage.store import LocalFiles
 from tidegate.testing.state_suite import restored_from
+from tidegate.worker import stored_ahead
 
 __all__ = ["closed", "kind", "subtask"]
 
@@ -112,7 +115,33 @@ def test_a_joined_file_counts_once_it_is_stored(subtask: Subtask, written: list[
 def test_without_a_store_files_are_joined_all_the_same(subtask: Subtask) -> None:
     subtask.backend._image_at_ms = float("inf")
     fill(subtask, 1_000)
-    assert len(subtask.backend._files.changes) < 50
+    assert len(subtask.backend._files.changes) < changelog.MOST_WAITING_FILES + 8
+
+
+def test_no_task_waits_until_a_joined_file_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With some GiB of state it is larger than what may be unstored; but all that is in it is stored already."""
+    monkeypatch.setattr(stored_ahead, "MOST_UNSTORED_BYTES", 3_000)
+    slot = Slot(LocalFiles(tmp_path / "chk"))
+    slot.ahead.on_run(CheckpointId(1))
+    subtask = Subtask("heap", tmp_path / "slot", ahead=slot.ahead)
+    for batch in range(8):
+        slot.work()
+        subtask.put(b"%d" % batch, bytes(1_000))
+        subtask.store_batch()
+    joining = subtask.backend._joining
+    assert joining is not None and joining.is_stored_soon
+    assert joining.file.written_bytes > 8_000
+    assert slot.ahead.has_room()
+    slot.work()
+    subtask.pass_time(0)
+    assert subtask.backend._files.changes == [joining.file]
+
+
+def test_the_files_that_are_joined_stay_while_the_joined_one_takes_long_to_be_stored(subtask: Subtask) -> None:
+    """A barrier would have to wait for it."""
+    fill(subtask, 40)
+    assert [file.level for file in subtask.backend._files.changes] == [0] * 40
+    assert names_of(subtask.taken()) == [name for at, name in enumerate(subtask.ahead.changes) if at != 8]
 
 
 def test_a_barrier_amid_a_batch_has_it_and_its_checkpoint_alone_stores_it(

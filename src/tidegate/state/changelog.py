@@ -32,6 +32,8 @@ MOST_NOTED_BYTES = 16 << 20
 # it is due. All that is only ever put once makes a log of the size of the state.
 LEAST_OUTGROWN_BYTES = 64 << 20
 OUTGROWN_TIMES = 2
+# With fewer files of changes, those that are joined stay until the joined one is stored: a barrier would wait for that.
+MOST_WAITING_FILES = 128
 
 
 class StoresAhead(Protocol):
@@ -39,6 +41,10 @@ class StoresAhead(Protocol):
 
     def is_stored(self, name: str) -> bool: ...
     def store_changes(self, file: LocalFile) -> None: ...
+    def store_joined(self, file: LocalFile) -> None:
+        """One of what is stored already, or about to be: nobody waits for it."""
+        ...
+
     def store_image(
         self, files: Callable[[], Sequence[LocalFile]], then: Callable[[BaseException | None], None]
     ) -> None:
@@ -245,7 +251,7 @@ class ChangelogBackend:
             self._may_join = False
             if run := self._files.run_to_join(self._state.size_bytes()):
                 # Half of them: so there is time for what is joined to be joined again, before as many have come.
-                most_files = len(self._files.changes) + len(run) // 2
+                most_files = max(len(self._files.changes) + len(run) // 2, MOST_WAITING_FILES)
                 self._joining = _Joining(run, self._files.joined(run), most_files)
         joining = self._joining
         if joining is None:
@@ -255,7 +261,7 @@ class ChangelogBackend:
             return False
         if next(joining.file.steps(), _MADE) is _MADE:
             joining.is_stored_soon = True
-            self._ahead.store_changes(joining.file.local())
+            self._ahead.store_joined(joining.file.local())
         return True
 
     def _put_joined_in_place(self) -> None:

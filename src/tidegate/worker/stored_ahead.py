@@ -77,10 +77,11 @@ class StoredAhead:
         self._background = background
         self._clock = clock
         self._waiting_changes: deque[_Wanted] = deque()
-        self._waiting_images: deque[_Wanted] = deque()
+        # Those that nobody waits for: of images, and joined ones.
+        self._waiting_others: deque[_Wanted] = deque()
         self._images: list[_Image] = []
-        # Of all of them, whole or not, for as long as anybody refers to them.
-        self._image_files: dict[str, _Wanted] = {}
+        # All of those, whether or not their image is whole, for as long as anybody refers to them.
+        self._others: dict[str, _Wanted] = {}
         self._stored: dict[str, _Ahead] = {}
         # Files that the newest completed checkpoint holds.
         self._known: Mapping[str, SharedFile] = {}
@@ -97,6 +98,13 @@ class StoredAhead:
         self._waiting_changes.append(_Wanted.of(file))
         self._go_on()
 
+    def store_joined(self, file: LocalFile) -> None:
+        """One of what is stored already, or about to be: no task waits for it."""
+        self._others[file.name] = wanted = _Wanted.of(file)
+        # An image may be long, and a barrier would have to store this one.
+        self._waiting_others.appendleft(wanted)
+        self._go_on()
+
     def store_image(
         self, files: Callable[[], Sequence[LocalFile]], then: Callable[[BaseException | None], None]
     ) -> None:
@@ -110,8 +118,8 @@ class StoredAhead:
                 then(error)
                 return
             self._images.append(_Image(frozenset(file.name for file in found), then))
-            self._image_files.update({file.name: _Wanted.of(file) for file in found})
-            self._waiting_images.extend(map(_Wanted.of, found))
+            self._others.update({file.name: _Wanted.of(file) for file in found})
+            self._waiting_others.extend(map(_Wanted.of, found))
             found.clear()
             self._go_on()
 
@@ -150,7 +158,7 @@ class StoredAhead:
     def on_done(self, checkpoint: CheckpointId, known: Mapping[str, SharedFile]) -> None:
         """`known`: what the newest completed checkpoint holds; a savepoint changes nothing about that."""
         no_longer_held, self._known = self._known.keys() - known.keys(), known
-        self._store_image_files_again(no_longer_held)
+        self._store_others_again(no_longer_held)
         self._under_way = {later for later in self._under_way if later > checkpoint}
         self._store_lost_again()
         self._go_on()
@@ -177,9 +185,9 @@ class StoredAhead:
     def close(self) -> None:
         self._is_closed = True
         self._waiting_changes.clear()
-        self._waiting_images.clear()
+        self._waiting_others.clear()
         self._images.clear()
-        self._image_files.clear()
+        self._others.clear()
 
     def _go_on(self) -> None:
         self._tell_of_images()
@@ -189,7 +197,7 @@ class StoredAhead:
         waiting, taken = self._waiting_changes, self._take_some(self._waiting_changes)
         self._storing_changes_bytes = sum(file.length_bytes for file in taken)
         if not taken:
-            waiting, taken = self._waiting_images, self._take_some(self._waiting_images)
+            waiting, taken = self._waiting_others, self._take_some(self._waiting_others)
         if not taken:
             return
         self._is_storing = True
@@ -248,14 +256,14 @@ class StoredAhead:
             name = ahead.wanted.name
             del self._stored[name]
             if name not in self._known:
-                if (of_image := self._image_files.get(name)) is None:
+                if (other := self._others.get(name)) is None:
                     self._waiting_changes.append(ahead.wanted)
                 else:
                     # Of the newest image that has it: the one that it was stored for may have been let go of.
-                    self._waiting_images.append(of_image)
+                    self._waiting_others.append(other)
 
-    def _store_image_files_again(self, names: Iterable[str]) -> None:
+    def _store_others_again(self, names: Iterable[str]) -> None:
         """A checkpoint that was under way when another one came to hold them is the newest completed one now."""
-        self._image_files = {name: file for name, file in self._image_files.items() if file.keeper() is not None}
-        lost = [name for name in names if name in self._image_files and name not in self._stored]
-        self._waiting_images.extend(self._image_files[name] for name in sorted(lost))
+        self._others = {name: file for name, file in self._others.items() if file.keeper() is not None}
+        lost = [name for name in names if name in self._others and name not in self._stored]
+        self._waiting_others.extend(self._others[name] for name in sorted(lost))

@@ -10,7 +10,7 @@ def check_images_go_on(tasks: SlotTasks) -> None:
     ahead = tasks._ahead
     if ahead._is_storing:
         return
-    waiting = (wanted.name for wanted in ahead._waiting_images if wanted.keeper() is not None)
+    waiting = (wanted.name for wanted in ahead._waiting_others if wanted.keeper() is not None)
     coming = {*ahead._known, *ahead._stored, *waiting}
     for image in ahead._images:
         if not image.names <= coming:
