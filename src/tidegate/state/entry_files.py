@@ -134,8 +134,8 @@ class EntryFiles:
 
     def run_to_join(self, state_bytes: int) -> Sequence[EntryFile]:
         """Files of changes, one behind the other, that should be one; none, if there are not too many."""
-        files = self.changes
-        small = _last_of(files, lambda file: file.size_bytes < self._small_bytes(state_bytes))
+        files, small_bytes = self.changes, self._small_bytes(state_bytes)
+        small = _last_of(files, lambda file: file.size_bytes < small_bytes)
         for level in sorted({file.level for file in small}):
             # Those of lower levels in between are taken along.
             run = _last_of(small, lambda file, level=level: file.level <= level)  # type: ignore[misc]
