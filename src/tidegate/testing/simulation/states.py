@@ -65,6 +65,7 @@ class Limits:
     """Of what is done at one go, in place of those of real jobs."""
 
     batch_ms: float = changelog.BATCH_MS
+    waiting_files: int = changelog.MOST_WAITING_FILES
     frame_bytes: int = entry_files.FRAME_BYTES
     small_file_bytes: int = entry_files.SMALL_FILE_BYTES
     merged_files: int = entry_files.MERGED_FILES
@@ -101,7 +102,10 @@ def states_of(seed: int, dice: StateDice) -> StateScenario:
             return StateScenario(first=(StateKind.ROCKSDB,), later=(StateKind.ROCKSDB,))
         case StateDice.MIXED:
             disk_flaky_rate = Random(f"disk:{seed}").choice([0.0, 0.0, 0.0, 0.0, 0.002, 0.05])
-            return replace(_mixed(Random(f"state:{seed}")), disk_flaky_rate=disk_flaky_rate)
+            waiting_files = Random(f"waiting:{seed}").choice([0, 0, changelog.MOST_WAITING_FILES])
+            mixed = _mixed(Random(f"state:{seed}"))
+            limits = replace(mixed.limits, waiting_files=waiting_files)
+            return replace(mixed, disk_flaky_rate=disk_flaky_rate, limits=limits)
 
 
 def _mixed(random: Random) -> StateScenario:
@@ -155,6 +159,7 @@ def limits_in_place(states: StateScenario, seed: int) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, value in (
             (changelog, "BATCH_MS", limits.batch_ms),
+            (changelog, "MOST_WAITING_FILES", limits.waiting_files),
             (entry_files, "FRAME_BYTES", limits.frame_bytes),
             (entry_files, "SMALL_FILE_BYTES", limits.small_file_bytes),
             (entry_files, "MERGED_FILES", limits.merged_files),
