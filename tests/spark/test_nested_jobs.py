@@ -132,7 +132,9 @@ def test_arrays_are_keys_of_aggregations_deduplication_and_joins(
 
     columns = "a array<long>, halves array<double>, n long, total long, words long"
     on_disk = {"state.backend": "rocksdb", "state.rocksdb.rowMemory": "4KiB"} if backend == "rocksdb" else {}
-    made = writer(pipeline(stream(spark, source)), tmp_path, slots=2, **on_disk).outputMode("update")
+    # Each checkpoint writes out what four operators have in memory.
+    options = {**on_disk, "checkpoint.interval": "200ms"}
+    made = writer(pipeline(stream(spark, source)), tmp_path, slots=2, **options).outputMode("update")
     query = made.trigger(availableNow=True).start()
     assert query.awaitTermination(PATIENCE_S)
     changes = spark.read.schema(columns).parquet(str(tmp_path / "out"))

@@ -96,6 +96,11 @@ def completed(query: tg.StreamingQuery) -> int:
     return len([c for c in query.checkpoints if c.status == "completed"])
 
 
+def last_completed(query: tg.StreamingQuery, count: int) -> list[tg.CheckpointView]:
+    until(lambda: completed(query) >= count)
+    return [c for c in query.checkpoints if c.status == "completed"][:count]
+
+
 def rows_read(query: tg.StreamingQuery) -> int:
     progress = query.lastProgress
     return 0 if progress is None else progress["numInputRows"]
@@ -284,7 +289,7 @@ def test_check_says_what_would_go_where_and_starts_nothing(
 
 def test_rows_in_flight_go_on_with_other_key_groups(rows: Rows, tmp_path: Path) -> None:
     query = rows.writer(tmp_path / "before", slots=2, row_cost_s=ROW_COST_S, **TWO_UNALIGNED).start()
-    until(lambda: completed(query) >= 2 and rows_read(query) > ROWS / 8)
+    until(lambda: all(c.inflight_bytes for c in last_completed(query, 5)) and rows_read(query) > ROWS / 8)
     stopped_with = query.stop(savepoint=True, unaligned=True)
     assert stopped_with is not None
     inflight = rows.spark.read.format("tidegate").option("path", stopped_with).option("table", "inflight").load()
