@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from tests.simulation.broken_variant import Patch, variant
-from tidegate.coordinator.durable import DurableJob
 from tidegate.model.ids import CheckpointId, KeyGroupRange
 from tidegate.protocol.shared_files import SharedFiles
 from tidegate.state import changelog, entry_files, heap, rocksdb
@@ -228,10 +227,3 @@ def goes_on_with_the_log_of_other_key_groups(patch: Patch) -> None:
         self._states.begin()
 
     patch.setattr(IncrementalHeapBackend, "restore", restore)
-
-
-@variant(found_at=36)
-def retires_for_a_checkpoint_that_slots_have_not_heard_of(patch: Patch) -> None:
-    """What it does not hold is deleted while the next one may be triggered, and refer to it."""
-    retire = DurableJob.retire
-    patch.setattr(DurableJob, "retire", lambda self, pending, told=None: retire(self, pending))

@@ -235,11 +235,6 @@ def forgets_uncommitted_checkpoints_when_it_starts_again(patch: Patch) -> None:
     patch.setattr(durable, "uncommitted", lambda entries: [])
 
 
-@variant(found_at=462)
-def commits_out_of_the_logs_order_after_a_failed_commit(patch: Patch) -> None:
-    patch.setattr(DurableJob, "commit", DurableJob._commit_one)
-
-
 @variant(found_at=17)
 def lets_a_superseded_driver_write_the_log(patch: Patch) -> None:
     patch.setattr(JobLog, "_stop_if_superseded", lambda self: None)
