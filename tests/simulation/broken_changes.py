@@ -155,7 +155,7 @@ def lets_a_checkpoint_refer_to_what_was_stored_for_another(patch: Patch) -> None
 # -- restores
 
 
-@variant(found_at=9)
+@variant(found_at=3)
 def applies_changes_in_the_wrong_order(patch: Patch) -> None:
     described = entry_files._described
 

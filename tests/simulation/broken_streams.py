@@ -144,7 +144,7 @@ def consumes_new_rows_before_recovered_ones(patch: Patch) -> None:
 
 
 # Beyond the first seeds of all jobs, but the 140th of this one: two restores have to follow closely on another.
-@variant(found_at=328)
+@variant(found_at=130)
 def forgets_at_a_second_restore_what_was_recovered_at_the_first(patch: Patch) -> None:
     patch.setattr(RecoveryPhases, "left", lambda self, channel: ())
 
@@ -313,7 +313,7 @@ def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> No
     patch.setattr(Checkpointing, "_abort", delete_with_it)
 
 
-@variant(found_at=764)
+@variant(found_at=310)
 def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> None:
     original = SlotSnapshots._go_on
 
