@@ -12,9 +12,10 @@ from pyspark.sql import SparkSession
 
 import tidegate as tg
 from tests.in_memory import folder_in_memory
+from tests.unit.regrouped_jobs import Job, a_plan, regroup
 from tests.unit.stored_checkpoint import RECEIVER, StoredJob, plan_of
 from tests.unit.test_checkpoint_tables import INPUT, rows_of, stateful
-from tests.unit.test_regrouped_savepoints import KEYS_BY_TYPE, PAIRS, Job, a_plan, regroup
+from tests.unit.test_regrouped_savepoints import KEYS_BY_TYPE, PAIRS
 from tests.unit.test_written_savepoints import in_flight_of, job_plan, write
 from tests.unit.timers_by_backend import with_changelog
 from tidegate.coordinator.checkpoint_tables import find_checkpoint
