@@ -120,7 +120,11 @@ def test_one_under_way_that_waits_behind_a_commit_says_so_and_not_that_it_waits_
     assert isinstance(why(held_back).culprit, BehindSavepoint)
 
 
-@pytest.mark.parametrize("manifest", sorted(UPGRADES.rglob("manifest.json")), ids=lambda path: path.parts[-4])
+# Folders that name a release were kept later.
+BEFORE = sorted(path for folder in UPGRADES.glob("*[!0-9]") for path in folder.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("manifest", BEFORE, ids=lambda path: path.parts[-4])
 def test_manifests_from_before_it_was_noted_are_read_and_all_of_the_drivers_part_is_writing(manifest: Path) -> None:
     stored = decode_manifest(manifest.read_bytes(), name=str(manifest)).statistics
     assert stored is not None and (stored.writing_ms, stored.commits_before) == (None, ())
