@@ -328,8 +328,13 @@ def test_output_modes_are_judged_by_spark(stream: DataFrame) -> None:
     check_output_mode(stream.groupBy("k").count(), "update")
     with pytest.raises(UnsupportedPlan, match=re.escape("Use outputMode('update').")):
         check_output_mode(stream.groupBy("k").count(), "append")
-    with pytest.raises(UnsupportedPlan, match="Sorting is not supported"):
+    with pytest.raises(UnsupportedPlan, match=r"Sorting is not supported .* Complete output mode\.$"):
         check_output_mode(stream.orderBy("k"), "append")
+
+
+def test_of_other_output_modes_only_one_that_helps_is_named(stream: DataFrame) -> None:
+    with pytest.raises(UnsupportedPlan, match=r"Sorting is not supported .* Use outputMode\('complete'\)\.$"):
+        check_output_mode(stream.groupBy("k").count().orderBy("k"), "update")
 
 
 def test_complete_mode_is_for_aggregations(stream: DataFrame) -> None:

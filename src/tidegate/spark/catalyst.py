@@ -7,6 +7,7 @@ starts, by Spark's name for it; nothing is dropped or approximated.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -115,24 +116,26 @@ def check_output_mode(df: DataFrame, output_mode: str) -> None:
     mode = output_mode.lower()
     if mode not in _OUTPUT_MODES:
         raise OptionError(f"Output mode {output_mode!r} does not exist: use append, update or complete.")
-    from pyspark.errors import AnalysisException
-
     if not df.isStreaming:
         return  # what Spark asks of streams does not concern it; `check_bounded_output` does
+    plan = without_distinct(df._jdf.queryExecution().analyzed())
     jvm: Any = df.sparkSession._jvm
+    if (words := _refusal(jvm, plan, mode)) is not None:
+        others = (other for other in _OUTPUT_MODES if other != mode and _refusal(jvm, plan, other) is None)
+        raise UnsupportedPlan(words + "".join(f" Use outputMode('{other}')." for other in islice(others, 1)))
+
+
+def _refusal(jvm: Any, plan: Any, mode: str) -> str | None:
+    """Spark's own words without its codes; None if the plan may be written in this mode."""
+    from pyspark.errors import AnalysisException
+
     spark_mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForStreaming(without_distinct(df._jdf.queryExecution().analyzed()), spark_mode)
+        jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(plan, spark_mode)
     except AnalysisException as refusal:
-        raise UnsupportedPlan(_sparks_sentence(refusal, mode)) from None
-
-
-def _sparks_sentence(refusal: Exception, mode: str) -> str:
-    """Spark's own words without its codes, and what to write instead where that is plain."""
-    words = re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+$", "", str(refusal).split(";\n", 1)[0].strip())
-    other = {"append": "update", "update": "append"}.get(mode)
-    return words if other is None or "output mode" not in words else f"{words} Use outputMode('{other}')."
+        words = re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+$", "", str(refusal).split(";\n", 1)[0].strip())
+        return f"{words.rstrip('.')}."
+    return None
 
 
 def require_classic(df: object) -> None:
