@@ -454,3 +454,36 @@ def test_of_dropped_keys_no_row_is_left_and_all_others_go_on(
     )
     kept = {found: count for found, count in undisturbed.items() if found[0] not in gone}
     assert kept == {found: count for found, count in after.items() if found[0] not in gone}
+
+
+@pytest.mark.parametrize("written_by", WRITTEN_BY)
+def test_groups_of_dropped_keys_that_the_barrier_has_left_unshown_are_not_shown(
+    written_by: str, tmp_path: Path, backends: dict[str, StateBackends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregate, "SHOWING_MS", 0.0)
+    monkeypatch.setattr(changed_groups, "_FIRST_GROUPS", 1)
+    monkeypatch.setattr(changed_groups, "_GROWTH", 1)
+    spec = SPECS["groups"]
+    job, key_count = Job(spec, backends[written_by]), sent_by(spec)
+    feed(job, "some", times=12, first_second=0)
+    for operator in job.operators:
+        operator.before_barrier(job.out.append)
+    left = Job(spec, backends["heap"])
+    left.out = [operator._rows_of(operator._changed._blocks.slots()) for operator in job.operators]
+    path = job.store(tmp_path / "before")
+    unshown = {repr(key): key for batch in left.out for key in key_values(batch, key_count)}
+    gone = sorted(unshown)[::2]
+    target = savepoint_without_keys(str(tmp_path / "without"), find_checkpoint(path), operator=None, now_ms=5)
+    written = write(target, *[tuple(unshown[key]) for key in gone])
+    on = restored_job(written, spec, 128, 3, backends["heap"])
+    for operator in on.operators:
+        while operator._changed.any:
+            operator.before_barrier(on.out.append)
+    left.out = [
+        batch.filter(pa.array([repr(key) not in gone for key in key_values(batch, key_count)])) for batch in left.out
+    ]
+    assert shown(on) == shown(left) and sum(shown(on).values()) > 2
+
+
+def key_values(batch: pa.RecordBatch, key_count: int) -> list[list[Any]]:
+    return [list(row) for row in zip(*(column.to_pylist() for column in batch.columns[:key_count]), strict=True)]

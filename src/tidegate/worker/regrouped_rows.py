@@ -57,16 +57,21 @@ def remaining_sections(
     files: StoredFiles, operator: StoredOperator, own: KeyGroupRange, left: Callable[[pa.RecordBatch], pa.RecordBatch]
 ) -> Iterator[tuple[str, Sequence[memoryview]]]:
     """The same in the key groups that they have, with what is `left` of some rows; not of those still on their way."""
-    for held in held_rows(operator):
-        if held.state is not None:
-            rows = map(left, _rows(files, operator, held, own, files.manifest.max_parallelism))
-            for batch in _by_section(batch for batch in rows if batch.num_rows):
-                yield held.section, stream_of(batch)
+    for held in _kept_rows(operator):
+        rows = map(left, _rows(files, operator, held, own, files.manifest.max_parallelism))
+        for batch in _by_section(batch for batch in rows if batch.num_rows):
+            yield held.section, stream_of(batch)
 
 
 def kept_sections(operator: StoredOperator) -> frozenset[str]:
     """What `remaining_sections` stand for."""
-    return frozenset(held.section for held in held_rows(operator) if held.state is not None)
+    return frozenset(held.section for held in _kept_rows(operator))
+
+
+def _kept_rows(operator: StoredOperator) -> list[HeldRows]:
+    """Also the keys of groups that are not shown yet: they would come back as groups of no rows."""
+    unshown = {arrived_section(state.section) for state in operator.states if isinstance(state, StoredGroups)}
+    return [held for held in held_rows(operator) if held.state is not None or held.section in unshown]
 
 
 def not_by_key(operator: StoredOperator) -> Damaged:
