@@ -117,21 +117,26 @@ def test_all_rows_are_there_with_other_key_groups_and_go_on_as_if_nothing_had_be
             assert shown(on) == shown(job)
 
 
+def left_unshown(job: Job, left: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The groups of `job` that a barrier does not show, as if `left` had shown them."""
+    monkeypatch.setattr(aggregate, "SHOWING_MS", 0.0)
+    monkeypatch.setattr(changed_groups, "_FIRST_GROUPS", 1)
+    monkeypatch.setattr(changed_groups, "_GROWTH", 1)
+    feed(job, "some", times=12, first_second=0)
+    for operator in job.operators:
+        operator.before_barrier(job.out.append)
+    left.out = [operator._rows_of(operator._changed._blocks.slots()) for operator in job.operators]
+    assert all(batch.num_rows > 2 for batch in left.out)
+    return left
+
+
 @pytest.mark.parametrize("written_by", WRITTEN_BY)
 def test_groups_that_the_barrier_has_left_unshown_are_shown_with_other_key_groups(
     written_by: str, tmp_path: Path, backends: dict[str, StateBackends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregate, "SHOWING_MS", 0.0)
-    monkeypatch.setattr(changed_groups, "_FIRST_GROUPS", 1)
-    monkeypatch.setattr(changed_groups, "_GROWTH", 1)
     spec = SPECS["groups"]
     job = Job(spec, backends[written_by])
-    feed(job, "some", times=12, first_second=0)
-    for operator in job.operators:
-        operator.before_barrier(job.out.append)
-    left = Job(spec, backends["heap"])
-    left.out = [operator._rows_of(operator._changed._blocks.slots()) for operator in job.operators]
-    assert all(batch.num_rows > 2 for batch in left.out)
+    left = left_unshown(job, Job(spec, backends["heap"]), monkeypatch)
     path = job.store(tmp_path / "before")
     for max_parallelism, parallelism, goes_on_with in GOES_ON:
         folder = tmp_path / f"for-{max_parallelism}-{parallelism}"
@@ -460,16 +465,9 @@ def test_of_dropped_keys_no_row_is_left_and_all_others_go_on(
 def test_groups_of_dropped_keys_that_the_barrier_has_left_unshown_are_not_shown(
     written_by: str, tmp_path: Path, backends: dict[str, StateBackends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregate, "SHOWING_MS", 0.0)
-    monkeypatch.setattr(changed_groups, "_FIRST_GROUPS", 1)
-    monkeypatch.setattr(changed_groups, "_GROWTH", 1)
     spec = SPECS["groups"]
     job, key_count = Job(spec, backends[written_by]), sent_by(spec)
-    feed(job, "some", times=12, first_second=0)
-    for operator in job.operators:
-        operator.before_barrier(job.out.append)
-    left = Job(spec, backends["heap"])
-    left.out = [operator._rows_of(operator._changed._blocks.slots()) for operator in job.operators]
+    left = left_unshown(job, Job(spec, backends["heap"]), monkeypatch)
     path = job.store(tmp_path / "before")
     unshown = {repr(key): key for batch in left.out for key in key_values(batch, key_count)}
     gone = sorted(unshown)[::2]
