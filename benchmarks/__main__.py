@@ -67,14 +67,14 @@ def _rewrite(benchmarks: Sequence[Benchmark]) -> None:
             continue
         every = benchmark.variants(stored.size)
         try:
-            check_alike(stored, every, size=stored.size, machine=stored.machine)
+            check_alike(stored, every, size=stored.size, machine=stored.machines[0])
         except CannotAdd as problem:
             raise SystemExit(str(problem)) from None
-        measured = added(stored, every, [])
+        measured, machines = added(stored, every, [], stored.machines[0])
         ran = {one.variant.name for one in measured}
         left_out = [one for one in every if one.name not in ran]
         write_section(
-            benchmark, measured, size=stored.size, machine=stored.machine, write=True, left_out=left_out, page=RESULTS
+            benchmark, measured, size=stored.size, machines=machines, write=True, left_out=left_out, page=RESULTS
         )
         print(f"written: {RESULTS.name}, section {benchmark.name!r}", flush=True)
 
@@ -120,13 +120,14 @@ def _report(
     given: argparse.Namespace,
 ) -> None:
     every, machine = benchmark.variants(size), _machine(programs)
+    machines = [machine] * max((one.repetitions for one in measured), default=1)
     if stored is not None:
-        measured, machine = added(stored, every, measured), stored.machine.together(machine)
+        measured, machines = added(stored, every, measured, machine)
     ran = {one.variant.name for one in measured}
     left_out = [one for one in every if one.name not in ran]
     is_written = not given.measure_s and (given.add or given.write_part or not left_out)
     text = write_section(
-        benchmark, measured, size=size, machine=machine, write=is_written, left_out=left_out, page=RESULTS
+        benchmark, measured, size=size, machines=machines, write=is_written, left_out=left_out, page=RESULTS
     )
     print("\n" + text, flush=True)
     if is_written:

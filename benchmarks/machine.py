@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,7 +16,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`day` names several where runs of several days stand together."""
+    """That of one repetition; `day` and `processor` name several where repetitions stand together."""
 
     day: str
     processor: str
@@ -38,9 +39,11 @@ class Machine:
         )
 
     def differences(self, other: "Machine") -> list[str]:
-        """Why their figures cannot stand together. A version counts where both name it: not each run has Flink."""
+        """Why their figures cannot stand together. A version counts where both name it: not each run has Flink.
+
+        Another processor is none of the reasons: ratios stay within a repetition, and a repetition on one processor.
+        """
         facts = [
-            (self.processor, other.processor),
             (f"{self.cores} cores", f"{other.cores} cores"),
             (f"{self.used_cores} cores in use", f"{other.used_cores} cores in use"),
             (self.system, other.system),
@@ -49,15 +52,23 @@ class Machine:
         facts += [(f"{name} {versions[name]}", f"{name} {others[name]}") for name in versions if name in others]
         return [f"{ours} instead of {theirs}" for ours, theirs in facts if ours != theirs]
 
-    def together(self, later: "Machine") -> "Machine":
-        """Both runs', which do not differ but in their days, and in whether Flink was there."""
-        *before, last = sorted({*_DAY.findall(self.day), *_DAY.findall(later.day)})
-        versions = {**_by_name(self.versions), **_by_name(later.versions)}
+    @classmethod
+    def together(cls, machines: Sequence["Machine"]) -> "Machine":
+        """All of them, which do not differ but in their days and processors, and in whether Flink was there."""
+        days = sorted({day for one in machines for day in _DAY.findall(one.day)})
+        processors = list(dict.fromkeys(one.processor for one in machines))
+        versions = {name: number for one in machines for name, number in _by_name(one.versions).items()}
         return replace(
-            self,
-            day=f"{', '.join(before)} and {last}" if before else last,
+            machines[0],
+            day=_listed(days),
+            processor=_listed(processors),
             versions=", ".join(f"{name} {number}" for name, number in versions.items()),
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _by_name(versions: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ def write_section(
     measured: Sequence[Measured],
     *,
     size: Size,
-    machine: Machine,
+    machines: Sequence[Machine],
     write: bool,
     left_out: Sequence[Variant] = (),
     page: Path = RESULTS,
@@ -35,7 +35,7 @@ def write_section(
     """The section's text; with `write` it is also put into the page, its numbers and plots beside it."""
     section = benchmark.section({one.variant.name: one for one in measured})
     raw = stored_at(page, benchmark.name)
-    lines = [f"## {benchmark.title}", "", *benchmark.about, "", *_facts(measured, size, machine), "", *section.lines]
+    lines = [f"## {benchmark.title}", "", *benchmark.about, "", *_facts(measured, size, machines), "", *section.lines]
     if section.plots:
         lines += ["", f"![{benchmark.title}](results/{benchmark.name}.png)"]
     if left_out:
@@ -46,7 +46,7 @@ def write_section(
     text = "\n".join(lines) + "\n"
     if write:
         raw.parent.mkdir(exist_ok=True)
-        raw.write_text(written(measured, size, machine), encoding="utf-8")
+        raw.write_text(written(measured, size, machines), encoding="utf-8")
         if section.plots:
             draw(section.plots, raw.with_suffix(".png"))
         before = page.read_text(encoding="utf-8") if page.exists() else _HEAD
@@ -63,7 +63,8 @@ def replaced(page: str, name: str, text: str) -> str:
     return page.rstrip("\n") + "\n\n" + section
 
 
-def _facts(measured: Sequence[Measured], size: Size, machine: Machine) -> list[str]:
+def _facts(measured: Sequence[Measured], size: Size, machines: Sequence[Machine]) -> list[str]:
+    machine = Machine.together(machines)
     seen = [run for one in measured for run in one.seen()]
     loads = [run.load_before for run in seen]
     counts = [one.repetitions for one in measured] or [0]
@@ -77,4 +78,6 @@ def _facts(measured: Sequence[Measured], size: Size, machine: Machine) -> list[s
         lines[0] += (
             f", load average when a run began {statistics.median(loads):.1f} ({min(loads):.1f} to {max(loads):.1f})."
         )
+    if len({one.processor for one in machines}) > 1:
+        lines += ["", "Each repetition ran on one processor, so that ratios do not mix them; times and rates do."]
     return lines

@@ -24,11 +24,11 @@ class CannotAdd(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """`work` and `runs` by the variant's name."""
+    """`work` and `runs` by the variant's name; `machines` by repetition."""
 
     name: str
     size: Size
-    machine: Machine
+    machines: tuple[Machine, ...]
     work: Mapping[str, Mapping[str, str]]
     runs: Mapping[str, tuple[Run, ...]]
 
@@ -37,7 +37,7 @@ def stored_at(page: Path, name: str) -> Path:
     return page.parent / "results" / f"{name}.json"
 
 
-def written(measured: Sequence[Measured], size: Size, machine: Machine) -> str:
+def written(measured: Sequence[Measured], size: Size, machines: Sequence[Machine]) -> str:
     variants = [
         {
             "name": one.variant.name,
@@ -47,7 +47,7 @@ def written(measured: Sequence[Measured], size: Size, machine: Machine) -> str:
         }
         for one in measured
     ]
-    content = {"size": size.value, "machine": dataclasses.asdict(machine), "variants": variants}
+    content = {"size": size.value, "machines": [dataclasses.asdict(one) for one in machines], "variants": variants}
     # One line for each run: to be read by programs, and small enough to keep.
     return re.sub(r'"runs": \[|\}, (?=\{"rows")', lambda found: found[0] + "\n", json.dumps(_rounded(content))) + "\n"
 
@@ -61,7 +61,7 @@ def read(path: Path) -> Stored | None:
     return Stored(
         path.stem,
         Size(content["size"]),
-        Machine(**content["machine"]),
+        tuple(Machine(**one) for one in content["machines"]),
         work={one["name"]: one["work"] for one in variants},
         runs={one["name"]: tuple(_run(run) for run in one["runs"]) for one in variants},
     )
@@ -71,7 +71,7 @@ def check_alike(stored: Stored, variants: Sequence[Variant], *, size: Size, mach
     """`variants` are all that the benchmark has today, also those that do not run now."""
     if stored.size is not size:
         raise _cannot_add(stored, f"the stored runs are of the {stored.size.value} form, these of the {size.value} one")
-    if differences := machine.differences(stored.machine):
+    if differences := machine.differences(Machine.together(stored.machines)):
         raise _cannot_add(stored, f"this machine has {', '.join(differences)}")
     today = {one.name: _work(one) for one in variants}
     for name, work in stored.work.items():
@@ -81,19 +81,28 @@ def check_alike(stored: Stored, variants: Sequence[Variant], *, size: Size, mach
             raise _cannot_add(stored, f"the work of the stored variant {name!r} is not today's")
 
 
-def added(stored: Stored, variants: Sequence[Variant], measured: Sequence[Measured]) -> list[Measured]:
+def added(
+    stored: Stored, variants: Sequence[Variant], measured: Sequence[Measured], machine: Machine
+) -> tuple[list[Measured], list[Machine]]:
     """All variants that ever ran, in the order of `variants`, with the runs of now behind those that are stored.
 
     Each repetition goes where none of its variants has a run: those that took turns stay together, and a variant that
-    runs alone fills in what it missed.
+    runs alone fills in what it missed, if on the same processor. The machines are by repetition, as those stored.
     """
     runs = {name: dict(enumerate(of_one)) for name, of_one in stored.runs.items()}
+    machines = list(stored.machines)
     new = {one.variant.name: one.runs for one in measured}
     for repetition in range(max((len(of_one) for of_one in new.values()), default=0)):
-        place = next(at for at in count() if all(runs.get(name, {}).get(at) is None for name in new))
+        place = next(
+            at
+            for at in count()
+            if all(runs.get(name, {}).get(at) is None for name in new)
+            and (at == len(machines) or machines[at].processor == machine.processor)
+        )
+        machines[place:] = [Machine.together([*machines[place : place + 1], machine]), *machines[place + 1 :]]
         for name, of_one in new.items():
             runs.setdefault(name, {})[place] = of_one[repetition]
-    return [Measured(one, _in_order(runs[one.name])) for one in variants if runs.get(one.name)]
+    return [Measured(one, _in_order(runs[one.name])) for one in variants if runs.get(one.name)], machines
 
 
 def _in_order(runs: Mapping[int, Run]) -> tuple[Run, ...]:

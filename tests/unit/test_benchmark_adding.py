@@ -145,7 +145,41 @@ def test_all_days_are_named(one: Bench) -> None:
 
     one.machine = replace(MACHINE, day="2026-11-20")
     assert "\n2026-11-17, 2026-11-18 and 2026-11-20, a processor" in one.run("--add", rows=[400, 100])
-    assert one.stored["machine"]["day"] == "2026-11-17, 2026-11-18 and 2026-11-20"
+    assert [each["day"] for each in one.stored["machines"]] == ["2026-11-17", "2026-11-18", "2026-11-20"]
+
+
+def test_a_repetition_on_another_processor_is_added_and_said(one: Bench) -> None:
+    """Ratios stay within a repetition, so that one on a machine of another kind says as much as the others."""
+    assert "Each repetition ran on one processor" not in one.run("--add", rows=[400, 100])
+    one.machine = replace(MACHINE, processor="another")
+
+    text = one.run("--add", rows=[800, 100])
+
+    assert "\n2026-11-17, a processor and another, 4 cores" in text
+    assert "Each repetition ran on one processor, so that ratios do not mix them" in text
+    assert "seen 6.00 (4.00 to 8.00)" in text
+    assert [each["processor"] for each in one.stored["machines"]] == ["a processor", "another"]
+
+
+def test_a_missed_run_is_not_filled_in_on_another_processor(one: Bench) -> None:
+    """It would be compared with what ran on the first one."""
+    one.run("--add", "--variants", "ours", rows=[400])
+    one.machine = replace(MACHINE, processor="another")
+    text = one.run("--add", "--variants", "theirs", rows=[5])
+    assert "seen 80" not in text
+
+    one.machine = replace(MACHINE, day="2026-11-19")
+    text = one.run("--add", "--variants", "theirs", rows=[100])
+
+    assert "seen 4.00\n" in text
+    assert [(each["day"], each["processor"]) for each in one.stored["machines"]] == [
+        ("2026-11-17 and 2026-11-19", "a processor"),
+        ("2026-11-17", "another"),
+    ]
+    assert [[run and run["rows"] for run in variant["runs"]] for variant in one.stored["variants"]] == [
+        [400],
+        [100, 5],
+    ]
 
 
 def test_versions_of_what_only_one_of_the_runs_used_are_all_named(one: Bench) -> None:
@@ -161,7 +195,6 @@ def test_another_machine_or_version_is_refused_before_anything_is_measured(one: 
     one.run("--add", rows=[400, 100])
 
     for machine, why in (
-        (replace(MACHINE, processor="another"), "another instead of a processor"),
         (replace(MACHINE, cores=8), "8 cores instead of 4 cores"),
         (replace(MACHINE, versions="Python 3.12.1, tidegate 0.1.0"), "Python 3.12.1 instead of Python 3.11.7"),
     ):
@@ -215,21 +248,24 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         (Memory(1.0, 1, 2, 3),),
         {"paused_ms": 7.0},
     )
-    text = written([Measured(OURS, (seen, None, "it ended with 1"))], Size.FULL, MACHINE)
+    text = written([Measured(OURS, (seen, None, "it ended with 1"))], Size.FULL, [MACHINE, MACHINE, MACHINE])
     (tmp_path / "one.json").write_text(text)
 
     found = read(tmp_path / "one.json")
 
     assert found is not None
     assert found.runs["ours"] == (seen, None, "it ended with 1")
-    assert (found.size, found.machine, found.work["ours"]) == (Size.FULL, MACHINE, {"measure_s": "1"})
-    assert written(added(found, [OURS], []), Size.FULL, MACHINE) == text
+    assert (found.size, found.machines, found.work["ours"]) == (Size.FULL, (MACHINE,) * 3, {"measure_s": "1"})
+    measured, machines = added(found, [OURS], [], MACHINE)
+    assert written(measured, Size.FULL, machines) == text
 
 
 def _with(before: Sequence[Measured], now: Sequence[Measured]) -> list[Measured]:
     work = {one.variant.name: {"measure_s": "1"} for one in before}
-    stored = Stored("one", Size.FULL, MACHINE, work, {one.variant.name: one.runs for one in before})
-    return added(stored, [OURS, THEIRS], now)
+    machines = (MACHINE,) * max(len(one.runs) for one in before)
+    stored = Stored("one", Size.FULL, machines, work, {one.variant.name: one.runs for one in before})
+    measured, _ = added(stored, [OURS, THEIRS], now, MACHINE)
+    return measured
 
 
 def test_a_page_can_be_written_anew_from_what_is_stored(one: Bench) -> None:

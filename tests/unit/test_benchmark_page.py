@@ -165,7 +165,7 @@ def test_a_written_section_has_numbers_beside_it_and_names_failed_runs(tmp_path:
         benchmark,
         [Measured(variant, (run(5), "it ended with 1: out of memory"))],
         size=Size.QUICK,
-        machine=MACHINE,
+        machines=[MACHINE],
         write=True,
         page=page,
     )
