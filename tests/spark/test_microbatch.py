@@ -31,3 +31,14 @@ def test_structured_streaming_runs_the_query_as_it_was_asked_for(
     assert seen == [(0, 100)]
     assert (tmp_path / "chk" / "offsets" / "0").exists(), "Spark's checkpoint, not ours"
     assert "these options mean nothing: parallelism." in caplog.text
+
+
+def test_a_processing_time_is_sparks_trigger_and_no_option_without_meaning(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    df = spark.readStream.format("rate").load()
+    writer = tg.writeStream(df).format("noop").option("engine", "microbatch")
+    writer.option("checkpointLocation", tmp_path / "chk").trigger(processingTime="100 milliseconds")
+    with caplog.at_level(logging.WARNING, logger="tidegate"):
+        writer.start().stop()
+    assert "mean nothing" not in caplog.text

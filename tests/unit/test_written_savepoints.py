@@ -45,7 +45,7 @@ from tidegate.plan.physical import DeduplicateSpec, JobPlan, TransformWithStateS
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import encode_manifest
 from tidegate.storage.store import LocalFiles
-from tidegate.storage.stored_plan import UserState
+from tidegate.storage.stored_plan import UserState, encode_schema
 from tidegate.testing.manual_clock import ManualClock
 from tidegate.worker.restoring import plain_name, restore_slot
 from tidegate.worker.state_backends import StateBackends, open_backends
@@ -501,6 +501,21 @@ def test_an_operator_whose_keys_cannot_be_dropped_is_refused(tmp_path: Path) -> 
     (tmp_path / "none").mkdir()
     StoredJob(plan_of(no_keys, schema=INPUT)).write(LocalFiles(tmp_path / "none"))
     assert refused(str(tmp_path / "none"), None) == "No operator of this checkpoint has keys that can be dropped."
+
+
+def test_a_function_without_keys_has_none_to_drop(tmp_path: Path) -> None:
+    """As that of a `tg.connect` with a broadcast side and no `leftBy`: all it has is broadcast state."""
+    (tmp_path / "old").mkdir()
+    StoredJob(job_plan()).write(LocalFiles(tmp_path / "old"))
+    manifest = find_checkpoint(str(tmp_path / "old")).read_manifest()
+    assert manifest.plan is not None
+    (function,) = manifest.plan.operators
+    unkeyed = msgspec.structs.replace(function, keys=encode_schema(pa.schema([])))
+    plan = msgspec.structs.replace(manifest.plan, operators=[unkeyed])
+    LocalFiles(tmp_path / "old").put("manifest.json", encode_manifest(msgspec.structs.replace(manifest, plan=plan)))
+
+    with pytest.raises(OptionError, match="^No operator of this checkpoint has keys that can be dropped"):
+        without(tmp_path / "new", str(tmp_path / "old"), "a")
 
 
 def test_another_operator_is_copied_though_the_checkpoint_does_not_say_what_its_keys_are(tmp_path: Path) -> None:

@@ -283,6 +283,8 @@ class DataStreamWriter:
         own, options = split_options(self._options)
         location = own.pop("checkpointlocation", None)
         own.pop("engine", None)
+        if own.get("checkpoint.interval") == self._calls.trigger.get("processingTime"):
+            own.pop("checkpoint.interval", None)  # Spark has it as its trigger.
         if location is not None:
             options["checkpointLocation"] = location
         # PySpark's own query: it has all of ours that PySpark knows, and none of what Tidegate adds.

@@ -43,7 +43,6 @@ from tidegate.worker.written_state import (
     RowEncoder,
     SlotContent,
     StateEntry,
-    has_entries,
     regrouped_entries,
     stored_state_name,
     write_slot,
@@ -286,7 +285,7 @@ def _chosen(manifest: Manifest, operator: str | None, state: str | None) -> Writ
 
 def _with_keys(plan: StoredPlan, wanted: str | None) -> StoredOperator:
     """By id or name; a function may have timers without any state. The only one if none is named."""
-    operators = [operator for operator in plan.operators if has_entries(operator) or len(decode_schema(operator.keys))]
+    operators = [operator for operator in plan.operators if len(decode_schema(operator.keys))]
     listed = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
     if not operators:
         raise OptionError("No operator of this checkpoint has keys that can be dropped.")

@@ -167,7 +167,8 @@ def advice(culprit: Culprit, facts: CheckpointFacts) -> tuple[str, ...]:
             )
         case BigSynchronousPart(where):
             return (
-                f"move work out of the end of an epoch of {where.what}: code behind a mapInArrow's loop runs there",
+                f"move work out of the end of an epoch of {where.what}: code behind the loop of a mapInArrow or "
+                "mapInPandas runs there, and a sink closes its files",
                 "less state per task: more subtasks (parallelism), TTL",
             )
         case LateChannel() | LateSlot():
