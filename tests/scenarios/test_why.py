@@ -46,6 +46,7 @@ from tidegate.protocol.culprits import (
     root_of,
 )
 from tidegate.protocol.why import WhyReport, why
+from tidegate.storage.statistics import read_failed
 from tidegate.storage.store import Store, open_store
 from tidegate.testing.faulty_store import FaultyStore, Result, Slow, StoreOperation
 from tidegate.testing.local_jobs import local_job
@@ -81,6 +82,7 @@ class Stage:
     driver_store: Callable[[Store], Store] = lambda store: store
     active_backpressure: ActiveBackpressure = ActiveBackpressure.OFF
     coordinator: Coordinator = field(init=False)
+    ended: list[WhyReport] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         (self.folder / "in").mkdir()
@@ -104,7 +106,16 @@ class Stage:
         facts = self.until(lambda: next((f for f in self.coordinator.checkpoint_facts() if wanted(f)), None))
         report = why(facts)
         assert sum(phase.duration_ms for phase in report.critical_path) == pytest.approx(facts.duration_ms, abs=0.01)
+        if facts.outcome is not Outcome.IN_PROGRESS:
+            self.ended.append(report)
         return report
+
+    def check_command(self) -> None:
+        """`tidegate why` says the same, from storage alone."""
+        for report in self.ended:
+            code, said = invoke("why", self.location, str(report.checkpoint))
+            assert code == 0 and report.summary in said, f"{report}\n\n{said}"
+            assert all(line in said for line in report.advice), f"{report}\n\n{said}"
 
     def until(self, look: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + PATIENCE_S
@@ -162,6 +173,7 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
     for stage in stages:
         stage.coordinator.stop()
         assert stage.coordinator.wait(PATIENCE_S)
+        stage.check_command()
 
 
 def takes(at_least_ms: float) -> Callable[[CheckpointFacts], bool]:
@@ -452,6 +464,9 @@ def test_a_dead_source(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
         silent = report.culprit.waiting_for
         assert isinstance(silent, SilentSlot) and silent.where.what == "slot 1", report
         assert any("Source[stuck]" in task for task in silent.tasks)
+        stage.until(lambda: read_failed(open_store(stage.location)) or None)
+        stage.check_command()
+        stage.ended.clear()  # what is said of it now changes
     finally:
         go_on.set()
     # Once it goes on it tells what it did meanwhile.

@@ -327,21 +327,29 @@ class Checkpointing:
             # Not before: the commit of an earlier checkpoint may have taken long.
             times.writing_at_ms = self.clock.monotonic_ms()
             told = msgspec.structs.replace(manifest, statistics=as_known_now(facts, heard))
-            paths.append(self.durable.complete(told, location=underway.location))
+            path = self.durable.complete(told, location=underway.location)
+            times.logged_at_ms = self.clock.monotonic_ms()
+            paths.append(path)
 
         def commit_if_stored() -> None:
             times.committing_at_ms = self.clock.monotonic_ms()
             try:
-                if paths:
-                    self.durable.commit(checkpoint, manifest)
+                if times.logged_at_ms is not None:
+                    duration_ms = times.logged_at_ms - underway.triggered_at_ms
+                    self.durable.commit(checkpoint, manifest, duration_ms=duration_ms)
             finally:
                 times.ended_at_ms = self.clock.monotonic_ms()
 
-        self.storing.submit(store, lambda error: self._on_stored(manifest, facts, paths, error))
+        self.storing.submit(store, lambda error: self._on_stored(manifest, facts, times, paths, error))
         self.storing.submit(commit_if_stored, lambda error: self._on_committed(underway, paths, error))
 
     def _on_stored(
-        self, manifest: Manifest, facts: CheckpointFacts, paths: list[str], error: BaseException | None
+        self,
+        manifest: Manifest,
+        facts: CheckpointFacts,
+        times: StoringTimes,
+        paths: list[str],
+        error: BaseException | None,
     ) -> None:
         checkpoint = manifest.checkpoint
         if self._is_closed or checkpoint not in self._underway:
@@ -354,7 +362,8 @@ class Checkpointing:
             self._look_at_pauses()
             done, now_ms = self._underway.pop(checkpoint), self.clock.monotonic_ms()
             self._settled(checkpoint)
-            duration_ms = now_ms - done.triggered_at_ms
+            assert times.logged_at_ms is not None, "it is stored"
+            duration_ms = times.logged_at_ms - done.triggered_at_ms
             facts = as_known_now(facts, done.heard(self._last_words_ms()))
             completed = as_completed(facts, duration_ms=duration_ms)
             self._inputs = {**self._inputs, **inputs_after(completed)}

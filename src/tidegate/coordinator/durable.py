@@ -150,6 +150,8 @@ class DurableJob:
         self._rolling_back = RollingBack(committer, manifest_of=self._manifest)
         self._committed: dict[bytes, None] = {}
         self._noted_damage: dict[CheckpointId, str] = {}
+        # Of those that are not committed yet.
+        self._durations_ms: dict[CheckpointId, float] = {}
         self._kept_files = KeptFiles(store, manifest_of=self._manifest)
         self._failed_savepoints = FailedSavepoints(open_location)
         self._claim_removal = ClaimRemoval(open_location)
@@ -397,8 +399,12 @@ class DurableJob:
         self._kept_files.on_completed(manifest.checkpoint, files)
         return path if location is None else location
 
-    def commit(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
-        """Commit it, and before it whatever an earlier commit that failed has left: the log's order is kept."""
+    def commit(self, checkpoint: CheckpointId, manifest: Manifest, *, duration_ms: float = 0.0) -> None:
+        """Commit it, and before it whatever an earlier commit that failed has left: the log's order is kept.
+
+        `duration_ms`: what the checkpoint took, its log entry included; 0 if that is not known.
+        """
+        self._durations_ms[checkpoint] = duration_ms
         open_ones = uncommitted(self._log.read())
         self._log.check_is_ours()  # else the driver that took over has committed it, or will
         for completed in open_ones:
@@ -416,7 +422,9 @@ class DurableJob:
             self._log.read()
             self._log.check_is_ours()
             raise
-        self._log.append(Committed(checkpoint=checkpoint))
+        # The same in a second try: the log finds an entry that may be there already by its being equal.
+        self._log.append(Committed(checkpoint=checkpoint, duration_ms=self._durations_ms.get(checkpoint, 0.0)))
+        self._durations_ms.pop(checkpoint, None)
         self._remember(manifest)
 
     # -- what may go

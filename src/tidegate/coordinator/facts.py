@@ -44,6 +44,7 @@ class StoringTimes:
     checkpoint: CheckpointId
     ready_at_ms: float
     writing_at_ms: float | None = None
+    logged_at_ms: float | None = None
     committing_at_ms: float | None = None
     ended_at_ms: float | None = None
 

@@ -66,7 +66,7 @@ class Location:
         return retained_checkpoints(self.entries)
 
     def is_committed(self, completed: CheckpointCompleted) -> bool:
-        return Committed(checkpoint=completed.checkpoint) in self.entries
+        return any(isinstance(one, Committed) and one.checkpoint == completed.checkpoint for one in self.entries)
 
     def open(self, completed: CheckpointCompleted) -> StoredCheckpoint:
         """Raises `Damaged` if its manifest cannot be used."""

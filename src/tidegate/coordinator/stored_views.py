@@ -8,9 +8,9 @@ from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
 from tidegate.model.errors import Damaged
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
-from tidegate.storage.job_log import CheckpointCompleted, JobLog, retained_checkpoints
+from tidegate.storage.job_log import CheckpointCompleted, JobLog, known_durations_ms, retained_checkpoints
 from tidegate.storage.manifests import Manifest, decode_manifest
-from tidegate.storage.statistics import read_failed
+from tidegate.storage.statistics import read_failed, stored_duration_ms
 from tidegate.storage.store import Store, open_existing, open_place
 
 # In place of completed: its files are not what they should be.
@@ -37,15 +37,22 @@ def stored_task_views(manifest: Manifest) -> tuple[TaskCheckpointView, ...]:
 def stored_views(location: str, access: StoreAccess = FROM_ENVIRONMENT) -> Iterator[CheckpointView]:
     """Of the retained checkpoints and savepoints and of those that failed last, newest first."""
     store = open_existing(location, access)
+    entries = JobLog(store, driver="a reader").read()
+    known_ms = known_durations_ms(entries)
     found = [
-        _completed(store if entry.location is None else open_place(entry.location, access), location, entry)
-        for entry in retained_checkpoints(JobLog(store, driver="a reader").read())
+        _completed(
+            store if entry.location is None else open_place(entry.location, access),
+            location,
+            entry,
+            known_ms.get(entry.checkpoint),
+        )
+        for entry in retained_checkpoints(entries)
     ]
     found += [_failed(facts) for facts in read_failed(store)]
     return iter(sorted(found, key=lambda view: (view.triggered_at, view.id), reverse=True))
 
 
-def _completed(store: Store, location: str, completed: CheckpointCompleted) -> CheckpointView:
+def _completed(store: Store, location: str, completed: CheckpointCompleted, known_ms: float | None) -> CheckpointView:
     root = location if completed.location is None else completed.location
     path = f"{root}/{completed.manifest}".removesuffix("/manifest.json")
     try:
@@ -72,8 +79,7 @@ def _completed(store: Store, location: str, completed: CheckpointCompleted) -> C
         kind=manifest.kind,
         is_savepoint=manifest.is_savepoint,
         triggered_at=_datetime(manifest.triggered_at_ms),
-        # The manifest was written before the log entry, whose time says when the checkpoint was complete.
-        duration_ms=max(manifest.duration_ms, float(completed.completed_at_ms - manifest.triggered_at_ms)),
+        duration_ms=stored_duration_ms(completed, manifest.triggered_at_ms, manifest.duration_ms, known_ms),
         state_bytes=sum(task.state_bytes for task in tasks),
         new_state_bytes=sum(
             new_state_bytes(

@@ -55,7 +55,13 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """`duration_ms`: from the trigger until the entry of its completion was there, which that entry cannot say.
+
+    0 if the driver that wrote this does not know it.
+    """
+
     checkpoint: CheckpointId
+    duration_ms: float = 0.0
 
 
 class CheckpointRetired(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -365,6 +371,12 @@ def retained_checkpoints(entries: Sequence[Entry]) -> list[CheckpointCompleted]:
     """Completed, and neither retired nor skipped, in the order of the log."""
     gone = {entry.checkpoint for entry in entries if isinstance(entry, CheckpointRetired | CheckpointSkipped)}
     return [entry for entry in entries if isinstance(entry, CheckpointCompleted) and entry.checkpoint not in gone]
+
+
+def known_durations_ms(entries: Sequence[Entry]) -> dict[CheckpointId, float]:
+    """Of checkpoints, from the trigger until their log entry was there; not of those that a later start committed."""
+    committed = [entry for entry in entries if isinstance(entry, Committed)]
+    return {entry.checkpoint: entry.duration_ms for entry in committed if entry.duration_ms}
 
 
 def claimed_checkpoint(entries: Sequence[Entry]) -> CheckpointClaimed | None:

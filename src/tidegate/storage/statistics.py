@@ -11,7 +11,7 @@ from tidegate.model.errors import Damaged, UserError
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.storage import layout
 from tidegate.storage.decoding import from_json
-from tidegate.storage.job_log import CheckpointCompleted, Entry, JobLog, retained_checkpoints
+from tidegate.storage.job_log import CheckpointCompleted, Entry, JobLog, known_durations_ms, retained_checkpoints
 from tidegate.storage.manifests import decode_manifest, seal, unseal
 from tidegate.storage.store import Store, local_path, open_existing, open_place
 
@@ -48,7 +48,13 @@ def open_location(location: str) -> Store:
 
 def read_statistics(store: Store) -> list[CheckpointFacts]:
     """Of the retained checkpoints and savepoints and of the last failed ones, newest first."""
-    found = [facts for completed in retained_checkpoints(_entries(store)) if (facts := _of_completed(store, completed))]
+    entries = _entries(store)
+    known_ms = known_durations_ms(entries)
+    found = [
+        facts
+        for completed in retained_checkpoints(entries)
+        if (facts := _of_completed(store, completed, known_ms.get(completed.checkpoint)))
+    ]
     return sorted([*found, *read_failed(store)], key=lambda facts: (facts.generation, facts.checkpoint), reverse=True)
 
 
@@ -56,7 +62,7 @@ def _entries(store: Store) -> list[Entry]:
     return JobLog(store, driver="a reader").read()
 
 
-def _of_completed(store: Store, completed: CheckpointCompleted) -> CheckpointFacts | None:
+def _of_completed(store: Store, completed: CheckpointCompleted, known_ms: float | None) -> CheckpointFacts | None:
     """None if its files are gone or cannot be read: it may be retired while this looks."""
     try:
         place = store if completed.location is None else open_place(completed.location)
@@ -65,6 +71,17 @@ def _of_completed(store: Store, completed: CheckpointCompleted) -> CheckpointFac
         return None
     if facts is None:
         return None
-    # The manifest was written before the log entry, whose time says when the checkpoint was complete.
-    complete_ms = float(completed.completed_at_ms - facts.triggered_at_ms)
-    return replace(facts, duration_ms=max(facts.duration_ms, complete_ms), completing_ms=facts.duration_ms)
+    duration_ms = stored_duration_ms(completed, facts.triggered_at_ms, facts.duration_ms, known_ms)
+    return replace(facts, duration_ms=duration_ms, completing_ms=facts.duration_ms)
+
+
+def stored_duration_ms(
+    completed: CheckpointCompleted, triggered_at_ms: int, acknowledged_ms: float, known_ms: float | None
+) -> float:
+    """Until it was complete, which its manifest cannot say: that was written before the log entry.
+
+    Where nobody has noted it, until that entry was begun, by the wall clock.
+    """
+    if known_ms is None:
+        known_ms = float(completed.completed_at_ms - triggered_at_ms)
+    return max(known_ms, acknowledged_ms)
