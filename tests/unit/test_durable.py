@@ -547,7 +547,8 @@ def test_a_jobs_own_checkpoint_comes_first(place: Place, savepoint: str) -> None
 def test_a_start_from_nowhere_or_from_what_does_not_fit_is_refused_before_the_log_is_touched(
     place: Place, savepoint: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(Damaged, match="nowhere/manifest.json is missing"):
+    nowhere = "'restore.from' is .*/nowhere', but there is no checkpoint.*nowhere/manifest.json is missing. Name one in"
+    with pytest.raises(Damaged, match=nowhere):
         place.open(restore_from=str(tmp_path / "nowhere")).check_compatible()
     with pytest.raises(IncompatibleCheckpoint, match="Savepoint 7 has maxParallelism 8 and the query 16"):
         place.open(restore_from=savepoint, max_parallelism=16).check_compatible()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.coordinator.durable import locate
+from tidegate.coordinator.named_checkpoint import locate
 from tidegate.coordinator.stored_views import stored_task_views, stored_views
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError
 from tidegate.operators.stored_group_values import group_fields

@@ -17,6 +17,7 @@ from tidegate.connectors.contract import HoldsBack, SinkCommitter
 from tidegate.coordinator.claims import ClaimRemoval, refuse_if_running
 from tidegate.coordinator.compatibility import NotRestored, check_backend, check_fits, check_is_restored
 from tidegate.coordinator.failed_savepoints import FailedSavepoint, FailedSavepoints
+from tidegate.coordinator.named_checkpoint import locate, open_named
 from tidegate.coordinator.orphans import find_orphans, remove
 from tidegate.coordinator.rolling_back import RollingBack, output_of
 from tidegate.coordinator.state_evolution import left_out_states, with_left_out
@@ -168,14 +169,12 @@ class DurableJob:
         if chosen is not None:
             self._check_start(self._place_of(chosen), self._manifest(chosen))
         elif self._settings.restore_from is not None:
-            root, path = locate(self._settings.restore_from)
-            store = self._open_location(root)
-            manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
+            named = open_named(self._settings.restore_from, self._open_location)
+            restored = named.manifest.checkpoint
             if self._settings.restore_mode is RestoreMode.CLAIM:
-                refuse_if_running(store, root)
-            self._check_start(store, manifest)
-            check_files(store, manifest, self._captured_rows_of(manifest.checkpoint))
-            restored = manifest.checkpoint
+                refuse_if_running(named.store, named.location)
+            self._check_start(named.store, named.manifest)
+            check_files(named.store, named.manifest, self._captured_rows_of(restored))
         check_is_restored(self._settings.without_captured_rows, restored)
 
     def _check_start(self, store: Store, manifest: Manifest) -> None:
@@ -232,20 +231,19 @@ class DurableJob:
         )
 
     def _start_from(self, restore_from: str, generation: Generation, first_id: CheckpointId) -> GenerationBasis:
-        root, path = locate(restore_from)
-        store = self._open_location(root)
-        manifest = decode_manifest(store.read(path), name=f"{root}/{path}")
-        match = self._match(store, manifest)
+        named = open_named(restore_from, self._open_location)
+        manifest = named.manifest
+        match = self._match(named.store, manifest)
         self._left_out = left_out_states(self._plan, match, manifest.plan)
         if self._settings.restore_mode is RestoreMode.CLAIM:
-            self._claim(manifest.checkpoint, root, path)
+            self._claim(manifest.checkpoint, named.location, named.path)
         return GenerationBasis(
             generation=generation,
-            restore_manifest=path,
+            restore_manifest=named.path,
             restored_checkpoint=manifest.checkpoint,
             next_checkpoint=max(first_id, CheckpointId(manifest.checkpoint + 1)),
-            source_states=read_source_states(store, manifest, self._plan, match),
-            restore_location=root,
+            source_states=read_source_states(named.store, manifest, self._plan, match),
+            restore_location=named.location,
             captured_rows=self._captured_rows_of(manifest.checkpoint),
             is_own=False,
         )
@@ -588,13 +586,3 @@ def files_of(manifest: Manifest) -> dict[str, FileSum]:
     for slot in manifest.slots:
         files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
     return files
-
-
-def locate(path: str) -> tuple[str, str]:
-    """Where a checkpoint or savepoint lies: the folder that its paths are relative to, and its manifest below it."""
-    plain = path.rstrip("/").removesuffix("/manifest.json")
-    parent, _, name = plain.rpartition("/")
-    root, _, kind = parent.rpartition("/")
-    if layout.parse_checkpoint(f"{kind}/{name}") is not None:
-        return root, f"{kind}/{name}/manifest.json"
-    return plain, layout.savepoint_manifest()

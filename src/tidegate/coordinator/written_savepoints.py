@@ -18,7 +18,7 @@ from tidegate.coordinator.checkpoint_tables import (
     state_schema,
     stored_plan_of,
 )
-from tidegate.coordinator.durable import locate
+from tidegate.coordinator.named_checkpoint import locate
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError, StorageFailure
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, KeyGroupRange, SlotIndex, TaskId, VertexId, range_of
 from tidegate.model.ids import Sequence as Number
