@@ -1,10 +1,11 @@
 """From a failure to the first row that is committed after it, and where that time goes.
 
 One job (rate source, mapInArrow, shuffle, one row counter per key, parquet) with a checkpoint every 200 ms, and every
-other option at its default. Three things happen to it, several times each: its function raises (restart in place), one
-of its Python workers is killed (local mode), the JVM of an executor that carries a slot is killed (standalone cluster
-on loopback, with spare cores). Between two strikes the job runs on. The end is reached when a reader of the output
-sees a file of the new generation. Times on shared machines vary: each figure is a median with its spread.
+other option at its default. Several times each: its function raises (restart in place), one of its Python workers is
+killed (local mode, with Spark's own daemon and with the one that has Tidegate loaded), the JVM of an executor that
+carries a slot is killed (standalone cluster on loopback, with spare cores). Between two strikes the job runs on. The
+end is reached when a reader of the output sees a file of the new generation. Times on shared machines vary: each figure
+is a median with its spread.
 """
 
 import argparse
@@ -165,10 +166,15 @@ def operator_error(folder: Path, times: int) -> list[tuple[float, ...]]:
 
 
 def killed_worker(folder: Path, times: int) -> list[tuple[float, ...]]:
-    def strike(query: tg.StreamingQuery, order: Path) -> None:
-        os.kill(query._coordinator.view().slot_pids[0], signal.SIGKILL)
+    return in_local_mode(folder, times, kill_a_worker)
 
-    return in_local_mode(folder, times, strike)
+
+def killed_worker_loaded(folder: Path, times: int) -> list[tuple[float, ...]]:
+    return in_local_mode(folder, times, kill_a_worker, {"spark.python.daemon.module": "tidegate.spark.daemon"})
+
+
+def kill_a_worker(query: tg.StreamingQuery, order: Path) -> None:
+    os.kill(query._coordinator.view().slot_pids[0], signal.SIGKILL)
 
 
 def killed_executor(folder: Path, times: int) -> list[tuple[float, ...]]:
@@ -189,14 +195,18 @@ def killed_executor(folder: Path, times: int) -> list[tuple[float, ...]]:
 CASES: Mapping[str, Callable[[Path, int], list[tuple[float, ...]]]] = {
     "operator-error": operator_error,
     "killed-worker": killed_worker,
+    "killed-worker-loaded": killed_worker_loaded,
     "killed-executor": killed_executor,
 }
 
 
 def in_local_mode(
-    folder: Path, times: int, strike: Callable[[tg.StreamingQuery, Path], None]
+    folder: Path,
+    times: int,
+    strike: Callable[[tg.StreamingQuery, Path], None],
+    settings: Mapping[str, str] | None = None,
 ) -> list[tuple[float, ...]]:
-    spark = session("local[3]", {})
+    spark = session("local[3]", settings or {})
     try:
         return measure(spark, folder, times, strike)
     finally:

@@ -100,12 +100,13 @@ def sparks_answer(spark: SparkSession, folder: Path) -> list[tuple[int, ...]]:
     return sorted(tuple(row) for row in pipeline(spark.read.schema(INPUT).parquet(str(folder / "in"))).collect())
 
 
-def session(master: str) -> SparkSession:
+def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:
     spark = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "4")
+        .config(map=dict(conf or {}))
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -121,9 +122,10 @@ def main() -> None:
     parser.add_argument("--row-cost-ms", type=float, default=0.0)
     parser.add_argument("--input", type=Path, default=None)
     parser.add_argument("--option", action="append", default=[], help="name=value")
+    parser.add_argument("--conf", action="append", default=[], help="name=value, of the session")
     given = parser.parse_args()
     query = start(
-        session(given.master),
+        session(given.master, dict(pair.split("=", 1) for pair in given.conf)),
         given.folder,
         slots=given.slots,
         unaligned=given.unaligned,

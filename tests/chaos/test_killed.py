@@ -3,6 +3,7 @@
 What tests/golden does not play: three slots, two checkpoints at once, several kills, another parallelism, merged files.
 """
 
+import os
 import random
 import signal
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.chaos.watching import await_checkpoints, await_end, generation, kill_
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 ROWS = 15_000
+DAEMON = "tidegate.spark.daemon"
 FILES = 24  # a reader gives out a small file at once: the size of a file is the least that can be in flight
 ROW_COST_MS = 0.4
 # Narrow: what waits in front of an aligned barrier is then processed within a few tens of milliseconds.
@@ -115,6 +117,27 @@ def test_workers_killed_one_after_the_other(
     await_end(query)
     assert generation(query) == 3
     assert job.committed_rows(spark, tmp_path) == rows.answer
+
+
+def test_a_killed_worker_comes_back_from_the_daemon_that_has_tidegate_loaded(
+    spark: SparkSession, rows: Rows, tmp_path: Path
+) -> None:
+    arguments = driver_arguments(rows, 2, {"checkpoint.unaligned": "true"})
+    arguments += ["--conf", f"spark.python.daemon.module={DAEMON}"]
+    with watching.driver(tmp_path, *arguments) as driver:
+        driver.read_until("completed", 2)
+        slots = newest_slots(driver)
+        assert all(DAEMON in watching.command_of_parent(pid) for pid in slots)
+        os.kill(slots[0], signal.SIGKILL)
+        driver.read_until("ended")
+        assert not set(slots[:1]) & set(newest_slots(driver))
+    assert_resumed(spark, rows, tmp_path)
+
+
+def newest_slots(driver: watching.Driver) -> list[int]:
+    """The processes of the last state that the driver has told, if it told any."""
+    told = [line.split()[3:] for line in driver.lines if line.startswith("state")]
+    return [int(pid) for pid in next(pids for pids in reversed(told) if pids)]
 
 
 def test_a_killed_driver_is_resumed_at_another_parallelism(spark: SparkSession, rows: Rows, tmp_path: Path) -> None:

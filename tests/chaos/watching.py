@@ -56,6 +56,13 @@ def kill_worker(query: tg.StreamingQuery, slot: int) -> int:
     return pid
 
 
+def command_of_parent(pid: int) -> str:
+    """Of a Python worker: the daemon that Spark forked it from."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
+    return Path(f"/proc/{parent}/cmdline").read_text(encoding="utf-8").replace("\0", " ")
+
+
 def await_end(query: tg.StreamingQuery) -> None:
     assert query.awaitTermination(PATIENCE_S), f"the job hangs: {query.status}"
 

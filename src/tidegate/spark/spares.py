@@ -5,7 +5,6 @@ its Python daemon starts. One small Spark job does that beforehand, on cores tha
 its failure means nothing, and it is cancelled when the launch it belongs to is over.
 """
 
-import importlib
 import logging
 import re
 import threading
@@ -17,14 +16,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tidegate.spark.daemon import load_slot_code
 from tidegate.spark.session import spare_cores
 
 log = logging.getLogger("tidegate")
 
 # Slots have their cores by the first look or the second; what comes after them must not take those.
 _LOOK_EVERY_S = 0.5
-# What a slot imports before it can say that it is here.
-_OF_A_SLOT = ("tidegate.spark.launch", "tidegate.spark.user_code", "tidegate.worker.build")
 
 
 class SpareExecutors:
@@ -77,8 +75,7 @@ def _executors(spark: SparkSession) -> int:
 
 def _load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs in the executor's Python worker."""
-    for module in _OF_A_SLOT:
-        importlib.import_module(module)
+    load_slot_code()
     for _ in batches:
         pass
     yield from ()
