@@ -69,6 +69,12 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
             Status.WARN,
             "spark.executor.memoryOverhead",
         ),
+        (
+            {"spark_settings": {"spark.master": "spark://host:7077"}},
+            "cluster",
+            Status.WARN,
+            "set spark.scheduler.barrier.maxConcurrentTasksCheck.interval to 1s, and leave the cores of one executor",
+        ),
         ({"spark_home": "spark-3.5"}, "SPARK_HOME", Status.WARN, "unset SPARK_HOME"),
     ],
 )
@@ -78,6 +84,18 @@ def test_each_trouble_comes_with_what_to_type(
     found = finding(dataclasses.replace(HEALTHY, **change), subject)  # type: ignore[arg-type]
     assert found.status is status
     assert says in found.remedy
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"spark.master": "local[4]"},
+        {"spark.master": "yarn", "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s"},
+    ],
+)
+def test_only_a_cluster_whose_restarts_wait_is_advised(settings: dict[str, str]) -> None:
+    found = doctor.examine(dataclasses.replace(HEALTHY, spark_settings=settings))
+    assert {each.status for each in found} == {Status.OK}
 
 
 def test_an_unknown_amount_of_memory_is_no_trouble() -> None:
@@ -104,13 +122,14 @@ def test_settings_come_from_the_defaults_file_and_the_submit_arguments_win(tmp_p
     )
     environ = {
         "SPARK_CONF_DIR": str(tmp_path),
-        "PYSPARK_SUBMIT_ARGS": "--conf spark.a=y --conf 'spark.b=1 2' pyspark-shell",
+        "PYSPARK_SUBMIT_ARGS": "--master yarn --conf spark.a=y --conf 'spark.b=1 2' pyspark-shell",
     }
     assert machine._spark_settings(environ) == {
         "spark.executor.pyspark.memory": "2g",
         "spark.dynamicAllocation.enabled": "true",
         "spark.a": "y",
         "spark.b": "1 2",
+        "spark.master": "yarn",
     }
 
 

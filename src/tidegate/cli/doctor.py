@@ -32,6 +32,7 @@ _OLDEST_PYTHON = (3, 11)
 _LITTLE_MEMORY_BYTES = 2 << 30
 _LITTLE_DISK_BYTES = 1 << 30
 _PROBE_SLOTS = 2
+_BARRIER_CHECK = "spark.scheduler.barrier.maxConcurrentTasksCheck.interval"
 
 
 class Status(enum.Enum):
@@ -203,6 +204,7 @@ def _settings(facts: Facts) -> list[Finding]:
                 "use spark.executor.memoryOverhead instead",
             )
         )
+    findings += _cluster_settings(settings)
     findings += _tidegate_settings(settings)
     if facts.spark_home is not None:
         findings.append(
@@ -214,6 +216,16 @@ def _settings(facts: Facts) -> list[Finding]:
             )
         )
     return findings
+
+
+def _cluster_settings(settings: Mapping[str, str]) -> list[Finding]:
+    """What makes a restart sooner on the cluster that the settings name. In local mode nothing of it matters."""
+    master = settings.get("spark.master", "local")
+    if master.startswith("local") or _BARRIER_CHECK in settings:
+        return []
+    lost = f"{master}: a lost executor's slots wait up to 15 s for Spark's next look at its cores"
+    remedy = f"set {_BARRIER_CHECK} to 1s, and leave the cores of one executor free, so that it can take over at once"
+    return [Finding("cluster", Status.WARN, lost, remedy)]
 
 
 def _tidegate_settings(settings: Mapping[str, str]) -> list[Finding]:

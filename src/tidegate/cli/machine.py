@@ -117,6 +117,8 @@ def _spark_settings(environ: Mapping[str, str]) -> dict[str, str]:
         if flag in ("--conf", "-c") and "=" in value:
             key, _, setting = value.partition("=")
             settings[key] = setting
+        elif flag == "--master":
+            settings["spark.master"] = value
     return settings
 
 
