@@ -144,7 +144,7 @@ def test_a_finished_task_holds_up_nobody() -> None:
 def test_facts_are_part_of_the_manifest_and_come_back() -> None:
     part = TaskPart(KEYED, "aligned", 1.0, 2.0, 3.0, 4.0, 100, 20, 10, [])
     ack = Acknowledge(Generation(3), CheckpointId(7), "p", 1, 2, [part], [], [], standing=standing(), now_ms=1.0)
-    before = StoringTimes(CheckpointId(6), 900.0, 910.0, 930.0, 1_800.0)
+    before = StoringTimes(CheckpointId(6), 900.0, 910.0, committing_at_ms=930.0, ended_at_ms=1_800.0)
     facts = checkpoint_facts(
         JOB,
         heard(
