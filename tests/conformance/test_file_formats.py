@@ -547,3 +547,9 @@ def test_a_driver_that_stood_still_while_another_took_over_doubles_and_loses_not
         assert visible("json", folder) == rows_up_to(3), f"stood still before change {stops}"
         stops += 1
     assert stops > 10, "it never stood still"
+
+
+def test_what_is_held_back_is_found_again_under_the_other_name_of_a_bucket(tmp_path: Path) -> None:
+    sinks = [sink_of("json", tmp_path, checkpointLocation=f"{scheme}://bucket/chk") for scheme in ("s3", "s3a")]
+    other = sink_of("json", tmp_path, checkpointLocation="s3://bucket/other")
+    assert sinks[0] == sinks[1] != other

@@ -18,7 +18,7 @@ import pytest
 from tests.scenarios.numbered_rows import ALIGNED, KEYS, NUMBERED, ROWS, UNALIGNED, NumberedRows, golden
 from tests.scenarios.test_groups_on_disk import counted
 from tidegate.connectors.memory import read_memory_table
-from tidegate.coordinator import durable
+from tidegate.coordinator import checkpoint_files
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import SlotIndex
 from tidegate.operators import rows_on_disk
@@ -335,7 +335,7 @@ def test_damage_that_only_slots_find_makes_the_query_go_back_as_well(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # As if the checkpoint were too large for the driver to read all of it.
-    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    monkeypatch.setattr(checkpoint_files, "_READ_TO_CHECK_BYTES", 0)
     for path in chosen(stopped):
         if path == manifest_path(stopped.newest):
             continue
@@ -375,7 +375,7 @@ def test_a_damaged_savepoint_is_passed_over_like_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", read_to_check_bytes)
+    monkeypatch.setattr(checkpoint_files, "_READ_TO_CHECK_BYTES", read_to_check_bytes)
     newest, rows = with_savepoint.newest, with_savepoint.rows
     assert newest.is_savepoint and {Path(path).suffix for path in files_of(newest)} >= {".json", ".state"}
     found_by_slots = 0
@@ -399,7 +399,7 @@ def test_a_damaged_savepoint_is_passed_over_like_a_checkpoint(
 def test_a_savepoint_that_slots_find_damaged_is_refused_as_such_unless_duplicates_are_accepted(
     stopped_job: Callable[..., Stopped], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    monkeypatch.setattr(checkpoint_files, "_READ_TO_CHECK_BYTES", 0)
     stopped = stopped_job("heap", "memory", "savepoint")
     newest, rows = stopped.newest, stopped.rows
     (path, *_) = [path for path in stopped.by_kind() if path.endswith(".state")]
@@ -422,7 +422,7 @@ def test_what_restore_from_names_and_slots_find_damaged_fails_as_such(
     with_savepoint: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not the job's own: there is nothing to go back to, and nobody is to be blamed but the file."""
-    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    monkeypatch.setattr(checkpoint_files, "_READ_TO_CHECK_BYTES", 0)
     with_savepoint.again()
     savepoint = with_savepoint.rows.folder / "chk" / root_of(with_savepoint.newest)
     flip(savepoint / "0.state")

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.driver_by_hand import DELAY_MS, LEAVE_TIMEOUT_MS, RESTARTS, SLOTS, Hand, acknowledge, failed, running
 from tidegate.coordinator.durable import DurableJob
 from tidegate.coordinator.launch import Cancelled, Ended
-from tidegate.model.errors import JobFailure, Superseded, UserCodeFailure
-from tidegate.model.ids import Generation
+from tidegate.model.errors import JobFailure, StorageFailure, Superseded, UserCodeFailure
+from tidegate.model.ids import CheckpointId, Generation
 from tidegate.network.messages import Failed, InputEnded, Leave
 
 
@@ -142,6 +142,38 @@ def test_files_that_cannot_be_removed_do_not_fail_the_job(
         job.store_all()
     assert (job.state, job.driver.is_over) == ("stopped", True)
     assert "left unfinished files behind: read-only file system" in caplog.text
+
+
+def test_rows_that_are_held_back_appear_though_files_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending: list[str] = []
+    monkeypatch.setattr(DurableJob, "publish_held", lambda self: ending.append("published"))
+
+    def refuse(self: DurableJob, pending: frozenset[CheckpointId]) -> None:
+        ending.append("refused")
+        raise StorageFailure("read-only file system")
+
+    monkeypatch.setattr(DurableJob, "retire", refuse)
+    job = running()
+    job.stop()
+    job.exit(Ended())
+    job.store_all()
+    assert (job.driver.is_over, ending) == (True, ["published", "refused"])
+
+
+def test_rows_that_stay_hidden_at_the_end_are_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: DurableJob) -> None:
+        raise OSError("read-only file system.")
+
+    monkeypatch.setattr(DurableJob, "publish_held", refuse)
+    job = running()
+    job.stop()
+    job.exit(Ended())
+    with caplog.at_level(logging.WARNING, "tidegate"):
+        job.store_all()
+    assert (job.state, job.driver.is_over, job.has_cleaned_up()) == ("stopped", True, True)
+    assert "has committed rows that no reader sees yet: read-only file system. Started again" in caplog.text
 
 
 def test_whoever_waits_for_the_job_to_be_drained_is_let_go() -> None:

@@ -5,10 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tidegate.coordinator.durable import DurableJob, DurableSettings, GenerationBasis
-from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, StorageFailure, Superseded
+from tidegate.coordinator.durable import DurableJob, DurableSettings
+from tidegate.model.errors import (
+    Damaged,
+    DidNotHappen,
+    IncompatibleCheckpoint,
+    MayHaveHappened,
+    StorageFailure,
+    Superseded,
+)
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex, TaskId, VertexId
 from tidegate.plan.physical import JobPlan
 from tidegate.protocol.commit import CommitPermit
@@ -17,6 +25,7 @@ from tidegate.protocol.retention import KeepFor, KeepNumber
 from tidegate.storage.job_log import CheckpointCompleted, CheckpointRetired, CheckpointSkipped, Committed, Entry, JobLog
 from tidegate.storage.manifests import Manifest, SharedFile, SlotFile, TaskCommittables
 from tidegate.storage.store import LocalFiles
+from tidegate.testing.faulty_store import Faults, FaultyStore, Result, ScriptedFaults, StoreOperation
 
 STATE = b"what a slot stored"
 NOTHING_PENDING: frozenset[CheckpointId] = frozenset()
@@ -51,6 +60,7 @@ class Place:
     now_ms: int = 0
     committer: Committer = field(default_factory=Committer)
     run: str = ""
+    faults: Faults | None = None  # of the job's own store
 
     @property
     def store(self) -> LocalFiles:
@@ -67,7 +77,7 @@ class Place:
         max_parallelism: int = 8,
     ) -> DurableJob:
         return DurableJob(
-            self.store,
+            self.store if self.faults is None else FaultyStore(self.store, self.faults),
             self.committer,
             JobPlan((), (), parallelism=parallelism, max_parallelism=max_parallelism),
             DurableSettings(
@@ -167,6 +177,51 @@ def test_a_commit_that_failed_is_done_before_the_next_one(place: Place) -> None:
     assert place.logged(Committed) == [1, 2]
 
 
+def followed_by(first: Manifest, second: Manifest) -> Manifest:
+    """A slot prepared its part of the second before it heard that the first was complete: so it has both outputs."""
+    return msgspec.structs.replace(second, committables=[*first.committables, *second.committables])
+
+
+def test_an_epoch_whose_commit_is_recorded_unheard_is_not_given_out_again_with_the_next_one(place: Place) -> None:
+    listing = ScriptedFaults([], operations=[StoreOperation.LIST])
+    place.faults = lambda operation, path: listing(operation, path)
+    job = place.started()
+    first, second = manifest(1), followed_by(manifest(1), manifest(2))
+    job.complete(first)
+    job.complete(second)
+
+    def its_entry_is_written_and_nobody_hears() -> None:
+        nonlocal listing
+        listing = ScriptedFaults([Result.FAILS], operations=[StoreOperation.LIST])
+
+    place.committer.before = its_entry_is_written_and_nobody_hears
+    with pytest.raises(MayHaveHappened):
+        job.commit(CheckpointId(1), first)
+    assert place.logged(Committed) == [1]
+    job.commit(CheckpointId(2), second)
+    assert place.committer.committed == [(1, [b"epoch 1"]), (2, [b"epoch 2"])]
+
+
+def test_an_epoch_whose_commit_could_not_be_recorded_is_recorded_without_being_given_out_again(place: Place) -> None:
+    creating = ScriptedFaults([], operations=[StoreOperation.CREATE])
+    place.faults = lambda operation, path: creating(operation, path)
+    job = place.started()
+    job.complete(manifest(1))
+    job.complete(manifest(2))
+
+    def nothing_can_be_written() -> None:
+        nonlocal creating
+        creating = ScriptedFaults([Result.FAILS], operations=[StoreOperation.CREATE])
+
+    place.committer.before = nothing_can_be_written
+    with pytest.raises(DidNotHappen):
+        job.commit(CheckpointId(1), manifest(1))
+    assert place.logged(Committed) == []
+    job.commit(CheckpointId(2), manifest(2))
+    assert place.committer.committed == [(1, [b"epoch 1"]), (2, [b"epoch 2"])]
+    assert place.logged(Committed) == [1, 2]
+
+
 def test_a_new_generation_first_commits_what_the_old_one_left(place: Place) -> None:
     old = place.started()
     old.complete(manifest(1, has_state=False))
@@ -206,7 +261,7 @@ def test_who_was_superseded_removes_nothing_when_it_ends(place: Place) -> None:
     place.take(old, manifest(1))
     place.open().start_generation(at_ms=1)
     place.store.put("checkpoints/2-g1/0.state", STATE)
-    for end in (lambda: old.retire(NOTHING_PENDING), lambda: old.clean_up(Generation(1))):
+    for end in (lambda: old.retire(NOTHING_PENDING), old.publish_held, lambda: old.clean_up(Generation(1))):
         with pytest.raises(Superseded):
             end()
     assert "checkpoints/2-g1/0.state" in place.files()
@@ -501,60 +556,3 @@ def test_a_new_driver_keeps_the_shared_files_of_the_checkpoints_it_finds(place: 
     assert place.store.list("shared") == [SHARED_1]
     again.clean_up(Generation(2))
     assert place.store.list("shared") == [SHARED_1]
-
-
-# -- starting from somewhere else
-
-
-@pytest.fixture
-def savepoint(tmp_path: Path) -> str:
-    """Of another job, as its owner finds it."""
-    return take_savepoint(Place(tmp_path / "other").started(), tmp_path / "mine" / "savepoint-7-g1", 7)
-
-
-def started_from(place: Place, path: str) -> GenerationBasis:
-    job = place.open(restore_from=path)
-    job.check_compatible()
-    return job.start_generation(at_ms=0)
-
-
-def test_a_new_job_starts_from_a_savepoint(place: Place, savepoint: str) -> None:
-    basis = started_from(place, savepoint)
-    assert (basis.restore_location, basis.restore_manifest) == (savepoint, "manifest.json")
-    assert (basis.restored_checkpoint, basis.next_checkpoint) == (7, 8)
-    assert place.committer.committed == [], "its output was the other job's to commit"
-
-
-def test_a_savepoint_that_was_moved_is_still_whole(place: Place, savepoint: str, tmp_path: Path) -> None:
-    moved = Path(savepoint).rename(tmp_path / "moved")
-    assert started_from(place, str(moved)).restore_location == str(moved)
-
-
-@pytest.mark.parametrize("written", ["checkpoints/1-g1", "checkpoints/1-g1/", "checkpoints/1-g1/manifest.json"])
-def test_a_new_job_starts_from_another_jobs_checkpoint(place: Place, tmp_path: Path, written: str) -> None:
-    other = Place(tmp_path / "other")
-    other.take(other.started(), manifest(1))
-    basis = started_from(place, f"{other.folder}/{written}")
-    assert (basis.restore_location, basis.restore_manifest) == (str(other.folder), "checkpoints/1-g1/manifest.json")
-
-
-def test_a_jobs_own_checkpoint_comes_first(place: Place, savepoint: str) -> None:
-    place.take(place.started(), manifest(1))
-    basis = started_from(place, savepoint)
-    assert (basis.restore_location, basis.restored_checkpoint) == (None, 1)
-
-
-def test_a_start_from_nowhere_or_from_what_does_not_fit_is_refused_before_the_log_is_touched(
-    place: Place, savepoint: str, tmp_path: Path
-) -> None:
-    nowhere = "'restore.from' is .*/nowhere', but there is no checkpoint.*nowhere/manifest.json is missing. Name one in"
-    with pytest.raises(Damaged, match=nowhere):
-        place.open(restore_from=str(tmp_path / "nowhere")).check_compatible()
-    with pytest.raises(IncompatibleCheckpoint, match="Savepoint 7 has maxParallelism 8 and the query 16"):
-        place.open(restore_from=savepoint, max_parallelism=16).check_compatible()
-    with pytest.raises(IncompatibleCheckpoint, match="it has 'f' where the query has 'g'"):
-        place.open(restore_from=savepoint, fingerprint=("g",)).check_compatible()
-    (Path(savepoint) / "0.state").unlink()
-    with pytest.raises(Damaged, match=r"0\.state"):
-        place.open(restore_from=savepoint).check_compatible()
-    assert place.store.list() == []

@@ -54,6 +54,16 @@ def test_an_epoch_without_messages_is_not_committed(taken: Taken) -> None:
     assert taken.calls == []
 
 
+def test_an_epoch_that_will_be_committed_is_not_aborted(taken: Taken) -> None:
+    """Its commit failed, or never began: it is in the log, and the next start commits it under the same id."""
+    sink = MessagesSink("chk")
+    writer, committer = sink.writer(task=FIRST, generation=Generation(1)), sink.committer()
+    committer.commit([], permit(6))
+    writer.write(messages(b"seven"))
+    committer.discard_uncommitted(prepare(writer, 7), Generation(2))
+    assert taken.calls == []
+
+
 def test_what_came_after_the_newest_commit_is_aborted(taken: Taken) -> None:
     committer = MessagesSink("chk").committer()
     committer.discard_uncommitted([], Generation(1))

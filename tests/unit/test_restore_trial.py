@@ -17,7 +17,7 @@ from tidegate.api.trial import TrialEnded, current_trial, trying
 from tidegate.cli import check
 from tidegate.connectors.contract import SinkCommitter
 from tidegate.connectors.registry import open_sink
-from tidegate.coordinator import durable, inspection, restore_trial
+from tidegate.coordinator import checkpoint_files, inspection, restore_trial
 from tidegate.coordinator.compatibility import NotRestored
 from tidegate.coordinator.durable import DurableJob, DurableSettings
 from tidegate.coordinator.inspection import StoredCheckpoint, open_path
@@ -284,7 +284,7 @@ def test_damaged_files_refuse_too(tmp_path: Path) -> None:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if checkpoints were so large that neither a start nor the measuring reads all of one."""
-    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    monkeypatch.setattr(checkpoint_files, "_READ_TO_CHECK_BYTES", 0)
     monkeypatch.setattr(restore_trial, "_MEASURED_BYTES", 1)
     monkeypatch.setattr(inspection, "_PIECE_BYTES", 64)
 
@@ -472,7 +472,7 @@ def test_a_savepoint_that_was_moved_is_passed_over(tmp_path: Path) -> None:
 def test_damage_that_slots_would_find_is_gone_back_behind_as_they_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "_READ_TO_CHECK_BYTES", 0)
+    monkeypatch.setattr(checkpoint_files, "_READ_TO_CHECK_BYTES", 0)
     place = located(tmp_path)
     first = place.state_file(3).with_name("0.state")
     data = bytearray(first.read_bytes())

@@ -109,7 +109,8 @@ class MessagesCommitter:
 
     def discard_uncommitted(self, keep: Sequence[bytes], generation: Generation) -> None:
         # What a process before this one had begun is unknown here, and so is the id that it would have got.
-        if self._newest is not None:
+        # What is kept will be committed: it is the next one, and the one behind it had not begun.
+        if self._newest is not None and not keep:
             self._taker().abort(CheckpointId(self._newest + 1))
 
     def _taker(self) -> MessageTaker:

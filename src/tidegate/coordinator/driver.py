@@ -400,14 +400,6 @@ class Driver:
             return
         generation = self._generation
 
-        def then(error: BaseException | None) -> None:
-            if isinstance(error, Superseded):
-                # Whatever it ended with: who took over moves and removes what this one was about to use.
-                self._failure = error
-            elif error is not None:
-                log.warning("Query %r left unfinished files behind: %s", self._spec.name, error)
-            self._is_over = True
-
         was_stopped = self._state is JobState.STOPPED
 
         def clean_up() -> None:
@@ -415,8 +407,25 @@ class Driver:
                 self._durable.on_cancelled()
             self._durable.clean_up(generation)
 
-        # Behind what was begun: a checkpoint in the log is committed before the query is over.
-        self._storing.submit(clean_up, then)
+        # Behind what was begun: a checkpoint in the log is committed before the query is over. And first of all this:
+        # committed rows must not stay hidden because a file could not be removed.
+        self._storing.submit(self._durable.publish_held, self._on_published)
+        self._storing.submit(clean_up, self._on_cleaned_up)
+
+    def _on_published(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, Superseded):
+            log.warning(
+                "Query %r has committed rows that no reader sees yet: %s Started again with the same "
+                "checkpointLocation, it publishes them.", self._spec.name, error,
+            )  # fmt: skip
+
+    def _on_cleaned_up(self, error: BaseException | None) -> None:
+        if isinstance(error, Superseded):
+            # Whatever it ended with: who took over moves and removes what this one was about to use.
+            self._failure = error
+        elif error is not None:
+            log.warning("Query %r left unfinished files behind: %s", self._spec.name, error)
+        self._is_over = True
 
     # -- the state
 

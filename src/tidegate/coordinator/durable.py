@@ -3,6 +3,7 @@
 Every method may raise StorageFailure, Superseded or what a sink raises; the coordinator decides what follows.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tidegate.connectors.contract import HoldsBack, SinkCommitter
+from tidegate.coordinator.checkpoint_files import check_files
 from tidegate.coordinator.claims import ClaimRemoval, refuse_if_running
 from tidegate.coordinator.compatibility import NotRestored, check_backend, check_fits, check_is_restored
 from tidegate.coordinator.failed_savepoints import FailedSavepoint, FailedSavepoints
@@ -68,7 +70,6 @@ from tidegate.storage.job_log import (
     unused_claim,
 )
 from tidegate.storage.manifests import Manifest, check_content, decode_manifest, encode_manifest
-from tidegate.storage.state_file import FileSum, check_sum
 from tidegate.storage.store import AlreadyThere, Store
 from tidegate.storage.stored_plan import UserState
 from tidegate.worker.restoring import read_source_states, stored_places, stored_sections
@@ -78,9 +79,6 @@ log = logging.getLogger("tidegate")
 # A committable rides with later checkpoints until its slot knows that it is committed: a few checkpoints at the most.
 _REMEMBERED_COMMITTABLES = 100_000
 _ADVICE = re.compile(r"[:;] restore ")
-# Before it is chosen, a checkpoint up to this size is read as a whole; of a larger one only lengths are compared, and
-# the slots find other damage when they read it.
-_READ_TO_CHECK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +147,10 @@ class DurableJob:
         self._open_location = open_location
         self._wall_ms = wall_ms
         self._rolling_back = RollingBack(committer, manifest_of=self._manifest)
+        # Digests: of a sink that keeps its rows in memory, a committable is all of an epoch's rows.
         self._committed: dict[bytes, None] = {}
+        # By the sink, while its log entry is not known to be there.
+        self._unrecorded: CheckpointId | None = None
         self._noted_damage: dict[CheckpointId, str] = {}
         # Of those that are not committed yet.
         self._durations_ms: dict[CheckpointId, float] = {}
@@ -411,8 +412,20 @@ class DurableJob:
         self._commit_one(checkpoint, manifest)
 
     def _commit_one(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
+        if checkpoint != self._unrecorded:
+            self._give_out(checkpoint, manifest)
+            # Before the log has it: its output may be in the next one too, whose commit finds an entry that was written
+            # though nobody heard of it.
+            self._remember(manifest)
+            self._unrecorded = checkpoint
+        # The same in a second try: the log finds an entry that may be there already by its being equal.
+        self._log.append(Committed(checkpoint=checkpoint, duration_ms=self._durations_ms.get(checkpoint, 0.0)))
+        self._durations_ms.pop(checkpoint, None)
+        self._unrecorded = None
+
+    def _give_out(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
         # What an earlier checkpoint has committed already is left out: a reader may have taken it away since.
-        committables = [c for c in output_of(manifest) if c not in self._committed]
+        committables = [c for c in output_of(manifest) if _digest(c) not in self._committed]
         try:
             self._committer.commit(committables, permit_logged(checkpoint))
         except Exception:
@@ -420,10 +433,6 @@ class DurableJob:
             self._log.read()
             self._log.check_is_ours()
             raise
-        # The same in a second try: the log finds an entry that may be there already by its being equal.
-        self._log.append(Committed(checkpoint=checkpoint, duration_ms=self._durations_ms.get(checkpoint, 0.0)))
-        self._durations_ms.pop(checkpoint, None)
-        self._remember(manifest)
 
     # -- what may go
 
@@ -512,6 +521,13 @@ class DurableJob:
         except StorageFailure as error:
             log.warning("What crashed generations left could not be removed: %s", error)
 
+    def publish_held(self) -> None:
+        """At the query's end: what the sink has held back of committed epochs appears."""
+        self._log.read()
+        self._log.check_is_ours()
+        if isinstance(self._committer, HoldsBack):
+            self._committer.publish_held()
+
     def clean_up(self, generation: Generation) -> None:
         """Once all slots of `generation` are gone: remove what they left and no completed checkpoint holds."""
         # One that was completed while the job was ending may have made another one too many.
@@ -521,8 +537,6 @@ class DurableJob:
         held = [self._manifest(completed) for completed in uncommitted(entries)]
         keep = [committable for manifest in held for committable in output_of(manifest)]
         self._committer.discard_uncommitted(keep, Generation(generation + 1))
-        if isinstance(self._committer, HoldsBack):
-            self._committer.publish_held()
         staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
         kept = {_folder(completed) for completed in staying}
         for path in self._store.list(layout.CHECKPOINTS):
@@ -544,7 +558,7 @@ class DurableJob:
             return
 
     def _remember(self, manifest: Manifest) -> None:
-        self._committed.update(dict.fromkeys(output_of(manifest)))
+        self._committed.update(dict.fromkeys(_digest(committable) for committable in output_of(manifest)))
         while len(self._committed) > _REMEMBERED_COMMITTABLES:
             del self._committed[next(iter(self._committed))]
 
@@ -563,26 +577,9 @@ def _as_own(claimed: CheckpointClaimed | None) -> list[Completed]:
     return [Completed(checkpoint=id, completed_at_ms=at_ms, is_committed=True, is_savepoint=False)]
 
 
+def _digest(committable: bytes) -> bytes:
+    return hashlib.blake2b(committable, digest_size=16).digest()
+
+
 def _folder(completed: CheckpointCompleted) -> layout.CheckpointFolder:
     return layout.CheckpointFolder(completed.checkpoint, completed.generation)
-
-
-def check_files(store: Store, manifest: Manifest, captured_rows: CapturedRows) -> None:
-    """Raises `Damaged` if a file that is needed is missing, or is not the one that the manifest speaks of."""
-    files = files_of(manifest)
-    if captured_rows is CapturedRows.DROP:
-        files = {path: file for path, file in files.items() if layout.parse_channel_file(path) is None}
-    is_small = sum(file.length_bytes for file in files.values()) <= _READ_TO_CHECK_BYTES
-    for path, file in files.items():
-        if is_small:
-            check_sum(store.read(path), file, name=path)
-        elif (found_bytes := store.size(path)) != file.length_bytes:
-            raise Damaged(f"{path} has {found_bytes} bytes where the manifest says {file.length_bytes}.")
-
-
-def files_of(manifest: Manifest) -> dict[str, FileSum]:
-    """All that lie beside it."""
-    files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots if slot.content is None}
-    for slot in manifest.slots:
-        files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
-    return files

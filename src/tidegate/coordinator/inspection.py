@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tidegate.coordinator.durable import files_of
+from tidegate.coordinator.checkpoint_files import files_of
 from tidegate.coordinator.named_checkpoint import locate
 from tidegate.model.errors import Damaged, UserError
 from tidegate.plan.parts import Part, read_parts

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidegate.model.errors import Missing
+from tidegate.model.errors import IncompatibleCheckpoint, Missing
 from tidegate.storage import layout
+from tidegate.storage.job_log import JobLog, uncommitted
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import Store
 
@@ -20,6 +21,7 @@ class NamedCheckpoint:
 
 
 def open_named(restore_from: str, open_location: Callable[[str], Store]) -> NamedCheckpoint:
+    """Raises `IncompatibleCheckpoint` if rows would be lost because nobody has committed what goes with it."""
     location, path = locate(restore_from)
     store = open_location(location)
     try:
@@ -29,7 +31,19 @@ def open_named(restore_from: str, open_location: Callable[[str], Store]) -> Name
             f"Option 'restore.from' is {restore_from!r}, but there is no checkpoint or savepoint: {location}/{path} is "
             f"missing. Name one in the folder {layout.CHECKPOINTS!r} of a checkpointLocation, or a savepoint."
         ) from None
-    return NamedCheckpoint(location, path, store, decode_manifest(content, name=f"{location}/{path}"))
+    named = NamedCheckpoint(location, path, store, decode_manifest(content, name=f"{location}/{path}"))
+    if named.manifest.committables and _is_open(named):
+        raise IncompatibleCheckpoint(
+            f"Checkpoint {named.manifest.checkpoint} of {location} is complete, but what was written for it is not "
+            f"committed yet, and only its own query can do that: start that one once more, or name an older checkpoint."
+        )
+    return named
+
+
+def _is_open(named: NamedCheckpoint) -> bool:
+    """By the log of the job that it is of; a savepoint's folder has none."""
+    entries = JobLog(named.store, driver="a reader").read()
+    return any(completed.manifest == named.path for completed in uncommitted(entries))
 
 
 def locate(path: str) -> tuple[str, str]:

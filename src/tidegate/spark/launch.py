@@ -118,13 +118,12 @@ class SparkLaunch:
             self._on_exit(Ended())
 
     def _run_job(self) -> None:
-        context = self._spark.sparkContext
-        description = f"{self._query_name}: slots of Tidegate, launch {self._order.launch}"
-        context.setJobGroup(self._group, description, interruptOnCancel=False)
-        # An idle timeout would end slots that wait for data.
-        self._spark.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "0")
-        slots = self._spark.range(0, self._slots, 1, self._slots)
         try:
+            description = f"{self._query_name}: slots of Tidegate, launch {self._order.launch}"
+            self._spark.sparkContext.setJobGroup(self._group, description, interruptOnCancel=False)
+            # An idle timeout would end slots that wait for data.
+            self._spark.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "0")
+            slots = self._spark.range(0, self._slots, 1, self._slots)
             slots.mapInArrow(_slot_function(self._order), "slot long", barrier=True).collect()
         finally:
             self._spares.close()

@@ -44,7 +44,9 @@ class SpareExecutors:
         if not self._is_running.is_set():
             return  # Spark warns of a group without jobs
         try:
-            self._spark.sparkContext.cancelJobGroup(self._group)
+            # Also one that is about to be submitted.
+            context: Any = self._spark.sparkContext._jsc.sc()
+            context.cancelJobGroupAndFutureJobs(self._group)
         except (Py4JError, OSError, AttributeError):
             return  # the session is stopped, and the job with it
 
@@ -53,7 +55,7 @@ class SpareExecutors:
             while not self._have_slots_begun():
                 if self._is_over.wait(_LOOK_EVERY_S):
                     return
-            # Before it is asked whether this is over: so either `close` cancels the job, or it is never submitted.
+            # Before it is asked whether this is over: so either `close` cancels the group, or nothing is submitted.
             self._is_running.set()
             tasks = min(_executors(self._spark), spare_cores(self._spark))
             if tasks < 1 or self._is_over.is_set():

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.coordinator.durable import files_of
+from tidegate.coordinator.checkpoint_files import files_of
 from tidegate.model.errors import Damaged
 from tidegate.model.ids import CheckpointId, SlotIndex, TaskId, range_of
 from tidegate.operators.async_map import SECTION as WAITING_ROWS
