@@ -6,10 +6,13 @@ import pytest
 
 from tests.unit.test_durable import NOTHING_PENDING, SHARED_1, SHARED_2, Place, manifest, take_savepoint
 from tests.unit.test_durable import place as place
-from tidegate.model.ids import CheckpointId, Generation
+from tidegate.coordinator import durable
+from tidegate.model.errors import Damaged
+from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.retention import KeepNumber
 from tidegate.storage.job_log import CheckpointRetired, CheckpointSkipped
+from tidegate.storage.manifests import Manifest
 from tidegate.storage.store import LocalFiles
 
 
@@ -44,6 +47,27 @@ def test_what_is_left_of_one_that_is_retired_is_found_by_the_next_driver(place: 
         place.store.put(path, data)  # as if it had been killed before it came to them
     place.open().start_generation(at_ms=2)
     assert {Path(path).parent.name for path in place.files()} == {"3-g2"}
+
+
+def test_what_crashed_drivers_left_is_looked_for_also_if_damage_is_found_as_late_as_that(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = place.started()
+    for checkpoint in (1, 2):
+        place.take(job, manifest(checkpoint, has_committables=False))
+    looked: list[int] = []
+
+    def read(store: object, stored: Manifest, *_: object) -> dict[TaskId, bytes]:
+        if stored.checkpoint == 2:
+            raise Damaged("a section of it is damaged: restore it")
+        return {}
+
+    monkeypatch.setattr(durable, "read_source_states", read)
+    monkeypatch.setattr(durable, "find_orphans", lambda *_, before_ms: looked.append(before_ms) or [])
+    again = place.open()
+    assert again.start_generation(at_ms=5).restored_checkpoint == 1
+    again.start_generation(at_ms=6)
+    assert looked == [5], "once for each driver"
 
 
 def test_a_passed_over_savepoint_is_the_users_however_old_it_is(place: Place) -> None:

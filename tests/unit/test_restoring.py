@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,9 +49,10 @@ from tidegate.protocol.rescale import connections
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark
 from tidegate.state.contract import Redistribution, Section
 from tidegate.state.heap import HeapBackend
-from tidegate.storage.manifests import Manifest, encode_manifest
+from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
+from tidegate.storage.state_file import SectionKey, StateFile
 from tidegate.storage.store import LocalFiles
-from tidegate.worker.restoring import SlotRestore, read_source_states, restore_slot
+from tidegate.worker.restoring import SlotRestore, StoredFiles, read_source_states, restore_slot
 from tidegate.worker.stored_task import StoredTask, stored_task
 from tidegate.worker.task_reports import TaskSnapshot
 
@@ -239,6 +241,36 @@ def test_at_the_same_parallelism_every_channel_is_as_it_was(
     known = {(channel, sequence) for restore in restores for channel, sequence, _ in restore.known}
     stored = {(channel, at) for channel, c in job.channels.items() for at in range(c.first, c.cut.before)}
     assert known == (stored if inline_below_bytes == 0 else set())
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 4), (4, 3), (3, 4)])
+def test_a_slot_reads_what_is_stored_of_a_channel_once(
+    store: LocalFiles, monkeypatch: pytest.MonkeyPatch, old: int, new: int
+) -> None:
+    """And nothing of channels that are not its own: where a read is a request, all for each would be minutes."""
+    plan = plan_of(old, EDGES["hash"])
+    job = Job(store, plan, in_flight(plan), inline_below_bytes=0)
+    job.write()
+    read: Counter[SectionKey] = Counter()
+    checked = StateFile._checked
+
+    def counted(self: StateFile, entry: Any) -> memoryview:
+        read[entry.key] += entry.key.kind == "channel"
+        return checked(self, entry)
+
+    monkeypatch.setattr(StateFile, "_checked", counted)
+    ends = {(key.task, key.name) for slot in range(old) for key in _channel_sections(store, slot)}
+    for slot in range(new):
+        read.clear()
+        restore_slot(store, MANIFEST, plan_of(new, EDGES["hash"]), SlotIndex(slot))
+        assert max(read.values()) == 1
+        assert old != new or sum(read.values()) == sum(name.endswith(f":{slot}") for _, name in ends)
+
+
+def _channel_sections(store: LocalFiles, slot: int) -> list[SectionKey]:
+    manifest = decode_manifest(store.read(MANIFEST), name=MANIFEST)
+    keys = StoredFiles(store, manifest).section_keys(SlotIndex(slot))
+    return [key for key in keys if key.kind == "channel"]
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 1), (2, 3), (3, 2), (4, 3)])

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rocksdict import WriteBatch
 
 from tidegate.model.errors import Damaged, DidNotHappen, IncompatibleCheckpoint, ProtocolViolation
 from tidegate.model.ids import KeyGroupRange
@@ -14,6 +15,7 @@ from tidegate.state.contract import KeyedState, LocalFile, RestoredSection, Sect
 from tidegate.state.heap import HeapBackend
 from tidegate.state.logged import LoggedOrderedState
 from tidegate.state.rocksdb import MOST_HELD_BYTES, RocksBackend, RocksState
+from tidegate.state.rocksdb_instance import RocksInstance, entries_of, prefix_of
 from tidegate.state.rocksdb_options import RocksMemory
 from tidegate.state.sst_files import Chunks, Folder, StoredFile
 from tidegate.state.subkeys import OrderedSubkeys
@@ -58,6 +60,23 @@ def backends(tmp_path: Path, memory: RocksMemory) -> Iterator[Backends]:
     made = Backends(tmp_path / "slot", memory)
     yield made
     made.close()
+
+
+def test_large_values_are_taken_over_a_few_at_a_time(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in one batch is in memory, and counted nowhere."""
+    sizes: list[int] = []
+    write = RocksInstance._write
+
+    def noted(self: RocksInstance, batch: WriteBatch) -> None:
+        sizes.append(batch.size_in_bytes())
+        write(self, batch)
+
+    monkeypatch.setattr(RocksInstance, "_write", noted)
+    value = bytes(1 << 20)
+    instance = backends.new()._instance
+    instance.write("keyed/large", ((prefix_of(1) + b"%d" % number, value) for number in range(10)))
+    assert len(sizes) == 3 and max(sizes) < 5 << 20
+    assert [len(found) for _, found in entries_of(instance.family("keyed/large"), 0, 127)] == [len(value)] * 10
 
 
 def fill(backend: RocksBackend, count: int = 2_000) -> None:

@@ -248,6 +248,15 @@ def test_rows_are_found_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert harness.right(("k17", 10, 0)) == [("k17", 10, 17, "k17", 10, 0)]
 
 
+def test_runs_of_long_rows_are_not_merged_beyond_what_a_column_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_rows, "MOST_RUN_BYTES", 10_000)
+    harness = Harness(join(JoinType.INNER))
+    for at in range(30):
+        harness.left(("a" * 1_000, 10, at), (f"k{at}", 10, at))
+    assert all(run.rows_bytes <= 10_000 for run in harness.operator._left.store.runs)
+    assert len(harness.right(("a" * 1_000, 10, 0))) == 30
+
+
 @pytest.mark.parametrize("kind", [kind for kind in JoinType if kind is not JoinType.LEFT_ANTI])
 def test_a_restored_operator_goes_on_where_the_other_stopped(kind: JoinType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_rows, "SECTION_ROWS", 5)

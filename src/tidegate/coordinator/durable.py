@@ -158,6 +158,7 @@ class DurableJob:
         self._failed_savepoints = FailedSavepoints(open_location)
         self._claim_removal = ClaimRemoval(open_location)
         self._generation = Generation(0)
+        self._may_have_orphans = True  # of drivers before this one
         self._left_out: dict[Place, list[UserState]] = {}
         self._log = JobLog(store, driver=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
 
@@ -192,7 +193,6 @@ class DurableJob:
 
     def start_generation(self, *, at_ms: int) -> GenerationBasis:
         """Own the job from now on, settle what the generation before left open, and choose what to restore."""
-        is_first = self._generation == 0
         run = self._settings.run
         generation = self._log.start_generation(parallelism=self._plan.parallelism, at_ms=at_ms, run=run)
         self._generation = generation
@@ -219,7 +219,8 @@ class DurableJob:
         except Damaged as error:
             self.note_damage(chosen.checkpoint, str(error))
             return self.start_generation(at_ms=at_ms)
-        if is_first:
+        if self._may_have_orphans:
+            self._may_have_orphans = False
             self._remove_orphans(before_ms=at_ms)
         return GenerationBasis(
             generation=generation,

@@ -36,7 +36,8 @@ MOST_RUN_ROWS: Final = 1 << 17
 # Runs up to this size are merged whenever the next one comes, so that small slices do not make many runs.
 _SMALL_RUN_ROWS: Final = 1 << 10
 _NEVER_US: Final = int(np.iinfo(np.int64).max)
-_ANY_BYTES: Final = 1 << 62
+# Arrow's columns of texts end at 2 GiB.
+MOST_RUN_BYTES: Final = 1 << 30
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class RowStore:
 
     def __init__(self, changes: Changes | None = None) -> None:
         self.runs: list[Run] = []
-        self.most_run_bytes = _ANY_BYTES
+        self.most_run_bytes = MOST_RUN_BYTES
         self._changes = changes
 
     def number_rows(self, changes: Changes | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.operators.join_rows import RowStore, Run
+from tidegate.operators.join_rows import MOST_RUN_BYTES, RowStore, Run
 from tidegate.operators.rows_in_file import Mappings, RowsInFile, begin_file
 from tidegate.state.row_store import RowMemory
 from tidegate.state.scratch_files import ScratchFiles
@@ -48,7 +48,7 @@ class RunsOnDisk:
         """After rows came or went: one part of what there is to do."""
         for side in self._sides:
             # Other operators of the slot may have been opened since.
-            side.most_run_bytes = self._most_bytes() // _RUN_PARTS
+            side.most_run_bytes = min(MOST_RUN_BYTES, self._most_bytes() // _RUN_PARTS)
         self._bring_back_sparse()
         added_bytes = self._in_memory_bytes() - self._bytes_before
         left_bytes = max(_LEAST_WRITTEN_BYTES, _WRITTEN_PER_ADDED * added_bytes)

@@ -9,7 +9,6 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from rocksdict import Checkpoint, Options, Rdict, RdictIter, ReadOptions, WriteBatch
@@ -21,8 +20,9 @@ from tidegate.state.contract import RestoredSection
 from tidegate.state.rocksdb_options import RocksMemory, without_log
 
 FAMILY_PREFIX = "keyed/"
-# Entries of another instance are taken over in pieces of this size.
+# What is written in one go: so many entries, or fewer if they have so many bytes.
 _BATCH_ENTRIES = 4096
+_BATCH_BYTES = 4 << 20
 _SIZES = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _GROUP = struct.Struct(">H")
 # What RocksDB's messages begin with when the content of its files is wrong, and not this machine.
@@ -88,19 +88,30 @@ class RocksInstance:
 
     def write(self, name: str, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Keys and values of one column family; None deletes."""
-        left = iter(changes)
-        # A few at a time: what is in one batch is in memory, and counted nowhere.
-        while piece := list(islice(left, _BATCH_ENTRIES)):
-            self.family(name)
-            assert self._db is not None, "opened with its first family"
-            batch = WriteBatch(raw_mode=True)
-            batch.set_default_column_family(self._db.get_column_family_handle(name))
-            for key, value in piece:
-                if value is None:
-                    batch.delete(key)
-                else:
-                    batch.put(key, value)
-            self._db.write(batch, without_log())
+        batch: WriteBatch | None = None
+        for key, value in changes:
+            batch = self._batch_for(name) if batch is None else batch
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+            # A few at a time: what is in one batch is in memory, and counted nowhere.
+            if len(batch) >= _BATCH_ENTRIES or batch.size_in_bytes() >= _BATCH_BYTES:
+                self._write(batch)
+                batch = None
+        if batch is not None:
+            self._write(batch)
+
+    def _batch_for(self, name: str) -> WriteBatch:
+        self.family(name)
+        assert self._db is not None, "opened with its first family"
+        batch = WriteBatch(raw_mode=True)
+        batch.set_default_column_family(self._db.get_column_family_handle(name))
+        return batch
+
+    def _write(self, batch: WriteBatch) -> None:
+        assert self._db is not None, "it has a batch"
+        self._db.write(batch, without_log())
 
     def begin_checkpoint(self) -> tuple[CheckpointInTheMaking, sst_files.Folder] | None:
         """None if it holds nothing."""

@@ -45,7 +45,7 @@ from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum, damaged
 from tidegate.storage.store import ReadableStore, Store
-from tidegate.worker.captured import HELD, RECEIVED, decode_element, parse_section_name
+from tidegate.worker.captured import HELD, RECEIVED, decode_element, section_name
 from tidegate.worker.captured_parts import CapturedPart, StoredCapture, in_flight_of, without_rows
 from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
 from tidegate.worker.dropped_rows import DroppedRows, no_rows
@@ -246,12 +246,14 @@ class StoredFiles:
         return self._opened[slot]
 
     def _captured(self, side: str, channel: ChannelId, owner: TaskId) -> CapturedPart:
-        files = self._of_slot[SlotIndex(owner.subtask)].shared
-        for stored in self.sections(owner, "channel"):
-            if parse_section_name(stored.key.name) == (side, channel):
-                section = decode_section(stored.data, name=stored.key.name)
-                return CapturedPart(side, section.elements, files, memoryview(section.inline))
-        return CapturedPart(side, [], files, memoryview(b""))
+        slot, name = SlotIndex(owner.subtask), section_name(side, channel)
+        files = self._of_slot[slot].shared
+        # That one alone: a task has a section for each of its channels, and all of them would be read for each of them.
+        found = self._file_of(slot).sections(task=owner, kind="channel", is_wanted=lambda key: key.name == name)
+        if not found:
+            return CapturedPart(side, [], files, memoryview(b""))
+        section = decode_section(found[0].data, name=name)
+        return CapturedPart(side, section.elements, files, memoryview(section.inline))
 
     def shared(self, file: SharedFile) -> memoryview:
         if file.path not in self._shared:
