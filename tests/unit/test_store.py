@@ -18,7 +18,7 @@ from obstore.store import MemoryStore
 from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, OptionError
 from tidegate.storage import store as store_module
 from tidegate.storage.object_store import ObjectStore
-from tidegate.storage.store import AlreadyThere, Created, LocalFiles, local_path, open_store
+from tidegate.storage.store import AlreadyThere, Created, LocalFiles, delete_all, local_path, open_store
 
 
 def test_a_local_folder_is_made(tmp_path: Path) -> None:
@@ -246,3 +246,15 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
 def test_a_remote_location_that_a_url_would_cut_is_refused(location: str) -> None:
     with pytest.raises(OptionError, match="choose a name without it"):
         open_store(location)
+
+
+def test_many_objects_are_deleted_in_one_request() -> None:
+    """One for each would keep the commits of a job behind them that retires a thousand small files at a time."""
+    requests: list[Any] = []
+
+    class Deleting(MemoryStore):
+        def delete(self, paths: Any) -> None:
+            requests.append(paths)
+
+    delete_all(ObjectStore("s3://b", Deleting()), (f"shared/{number}" for number in range(3)))
+    assert requests == [["shared/0", "shared/1", "shared/2"]]

@@ -70,7 +70,7 @@ from tidegate.storage.job_log import (
     unused_claim,
 )
 from tidegate.storage.manifests import Manifest, check_content, decode_manifest, encode_manifest
-from tidegate.storage.store import AlreadyThere, Store
+from tidegate.storage.store import AlreadyThere, Store, delete_all
 from tidegate.storage.stored_plan import UserState
 from tidegate.worker.restoring import read_source_states, stored_places, stored_sections
 
@@ -456,11 +456,8 @@ class DurableJob:
         staying = [c for c in [*retained, *skipped_checkpoints(entries)] if c.checkpoint not in leaving]
         kept = {_folder(c) for c in staying}
         newest = max((c.checkpoint for c in retained), default=CheckpointId(0))
-        for path in self._store.list(layout.CHECKPOINTS):
-            folder = layout.parse_checkpoint(path)
-            # Newer than the newest completed one may still be in the making.
-            if folder is not None and folder not in kept and folder.checkpoint < newest:
-                self._store.delete(path)
+        # Newer than the newest completed one may still be in the making.
+        self._delete_folders(lambda folder: folder not in kept and folder.checkpoint < newest)
         self._kept_files.delete_unused(staying, up_to=self._generation)
         self._log.shorten(from_entries=self._settings.log_entries)
         # Last, as they lie elsewhere: what cannot be reached there keeps nothing here from going.
@@ -540,12 +537,13 @@ class DurableJob:
         self._committer.discard_uncommitted(keep, Generation(generation + 1))
         staying = [*retained_checkpoints(entries), *skipped_checkpoints(entries)]
         kept = {_folder(completed) for completed in staying}
-        for path in self._store.list(layout.CHECKPOINTS):
-            folder = layout.parse_checkpoint(path)
-            if folder is not None and folder not in kept and folder.generation <= generation:
-                self._store.delete(path)
+        self._delete_folders(lambda folder: folder not in kept and folder.generation <= generation)
         self._kept_files.delete_all_but(staying, up_to=generation)
         self._failed_savepoints.on_ended(entries)
+
+    def _delete_folders(self, is_over: Callable[[layout.CheckpointFolder], bool]) -> None:
+        found = [(layout.parse_checkpoint(path), path) for path in self._store.list(layout.CHECKPOINTS)]
+        delete_all(self._store, [path for folder, path in found if folder is not None and is_over(folder)])
 
     # -- reading
 

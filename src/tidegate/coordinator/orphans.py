@@ -18,7 +18,7 @@ from tidegate.storage.job_log import (
     skipped_checkpoints,
 )
 from tidegate.storage.manifests import decode_manifest
-from tidegate.storage.store import Store
+from tidegate.storage.store import Store, delete_all
 
 
 def find_orphans(store: Store, entries: Sequence[Entry], *, before_ms: int) -> list[str]:
@@ -32,8 +32,9 @@ def find_orphans(store: Store, entries: Sequence[Entry], *, before_ms: int) -> l
 
 def remove(store: Store, paths: Iterable[str]) -> None:
     """Manifests first: what is left of a checkpoint meanwhile must not look like a whole one."""
-    for path in sorted(paths, key=lambda path: not path.endswith(layout.MANIFEST)):
-        store.delete(path)
+    found = list(paths)
+    for are_manifests in (True, False):
+        delete_all(store, [path for path in found if path.endswith(layout.MANIFEST) is are_manifests])
 
 
 def _written_files(store: Store) -> list[WrittenFile]:

@@ -13,7 +13,7 @@ from tidegate.protocol.shared_files import SharedFiles
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted
 from tidegate.storage.manifests import Manifest
-from tidegate.storage.store import Store
+from tidegate.storage.store import Store, delete_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,13 @@ class KeptFiles:
             return
         used = UsedFiles.of(staying, self._shared_files_of)
         needed = {path for path, writer in listed if used.may_need(path, writer)}
-        for path in self._shared.deletable(listed):
-            if path not in needed:
-                self._store.delete(path)
+        delete_all(self._store, [path for path in self._shared.deletable(listed) if path not in needed])
 
     def delete_all_but(self, staying: Sequence[CheckpointCompleted], *, up_to: Generation) -> None:
         """Once nothing is under way any more."""
         used = UsedFiles.of(staying, self._shared_files_of)
-        for path, writer in self._listed(up_to):
-            if not used.may_need(path, writer):
-                self._store.delete(path)
+        listed = self._listed(up_to)
+        delete_all(self._store, [path for path, writer in listed if not used.may_need(path, writer)])
 
     def _register(self, checkpoint: CheckpointId, files: frozenset[str]) -> None:
         self._shared.on_completed(checkpoint, files)

@@ -1,7 +1,7 @@
 """A store on S3, GCS, Azure or in memory, through obstore. Never used for local files: see `LocalFiles`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -94,6 +94,18 @@ class ObjectStore:
     def delete(self, path: str) -> None:
         with _writing(self._name(path)), suppress(FileNotFoundError):
             self.remote.delete(path)
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        if not paths:
+            return
+        with _writing(self._name(paths[0])):
+            try:
+                self.remote.delete(paths)
+                return
+            except FileNotFoundError:
+                pass  # some services say so, and leave those behind it: one by one then
+        for path in paths:
+            self.delete(path)
 
     def size(self, path: str) -> int:
         with _reading(self._name(path)):

@@ -8,12 +8,12 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from tidegate.model.errors import Damaged, DidNotHappen, MayHaveHappened, Missing, OptionError
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
@@ -65,6 +65,23 @@ class Store(ReadableStore, Protocol):
     def delete(self, path: str) -> None:
         """Deleting what is not there is fine."""
         ...
+
+
+@runtime_checkable
+class DeletesMany(Protocol):
+    """A store to which a request is dear, and which takes many files in one."""
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """What is not there is fine. If one cannot be deleted, others may stay as well."""
+        ...
+
+
+def delete_all(store: Store, paths: Iterable[str]) -> None:
+    if isinstance(store, DeletesMany):
+        store.delete_many(list(paths))
+        return
+    for path in paths:
+        store.delete(path)
 
 
 class Patience(Enum):

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Barrier
 
 from tidegate.model.errors import Damaged
-from tidegate.storage.store import AlreadyThere, Created, Store
+from tidegate.storage.store import AlreadyThere, Created, Store, delete_all
 from tidegate.testing.expect import raises
 
 _RACERS = 8
@@ -97,6 +97,14 @@ class StoreSuite:
         store.delete("never/there")
         assert store.list() == ["a/2"]
         assert store.create("a/1", b"again") == Created()
+
+    def test_many_are_deleted_whether_they_are_there_or_not(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path)
+        for number in range(20):
+            store.put(f"shared/{number}", b"x")
+        delete_all(store, [f"shared/{number}" for number in range(2, 30)])
+        delete_all(store, [])
+        assert store.list() == ["shared/0", "shared/1"]
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path)
