@@ -23,7 +23,7 @@ from tidegate.connectors.file_listing import FileSplit
 from tidegate.connectors.file_source import decode_state
 from tidegate.connectors.limited import LimitedSource
 from tidegate.connectors.registry import open_sink, open_source
-from tidegate.model.errors import Damaged, OptionError, StorageFailure
+from tidegate.model.errors import Damaged, OptionError, StorageFailure, UserCodeFailure
 from tidegate.model.ids import Generation
 from tidegate.plan import nodes
 from tidegate.plan.nodes import Scan
@@ -342,6 +342,51 @@ def test_partition_values_that_no_folder_can_have_are_escaped(tmp_path: Path) ->
     assert Counter(run.drain()) == Counter([(0, "a/b=c%"), (1, None), (2, None), (3, "plain é")])
 
 
+LONGEST_TEXT = 255 - len("text=")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("x" * (LONGEST_TEXT + 1), "Column 'text' of .* value 'x{40}...', .*256 bytes, of at most 255.*left"),
+        ("é" * (LONGEST_TEXT // 2 + 1), "Column 'text' of .* value 'é{40}...', .*257 bytes"),
+        ("/" * (LONGEST_TEXT // 3 + 1), "Column 'text' of .* value '/{40}...', .*257 bytes"),
+        ("a\0b", r"Column 'text' of .* value 'a\\x00b', .*NUL.*replace"),
+    ],
+    ids=["letters", "bytes", "escaped", "NUL"],
+)
+def test_a_partition_value_that_cannot_be_a_folder_fails_the_epoch_and_not_its_commit(
+    tmp_path: Path, value: str, message: str
+) -> None:
+    sink = sink_of("parquet", tmp_path, partitionBy="text")
+    rows = pa.record_batch([pa.array([1], pa.int64()), pa.array([value], pa.string())], schema=SCHEMA)
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    with pytest.raises(UserCodeFailure, match=message):
+        writer.write(rows)
+        prepare(writer, 1)
+    writer.close()
+    assert visible_files(tmp_path) == []
+
+
+def test_a_partition_value_among_many_that_cannot_be_a_folder_is_found_before_the_barrier(tmp_path: Path) -> None:
+    texts = [f"p{i % 3}" for i in range(20_000)]
+    texts[19_000] = "x" * 300
+    rows = pa.record_batch([pa.array(range(len(texts)), pa.int64()), pa.array(texts)], schema=SCHEMA)
+    writer = sink_of("parquet", tmp_path, partitionBy="text").writer(task=FIRST, generation=Generation(1))
+    with pytest.raises(UserCodeFailure, match="Column 'text'"):
+        writer.write(rows)
+
+
+def test_the_longest_name_that_a_folder_can_have_is_written(tmp_path: Path) -> None:
+    sink = sink_of("parquet", tmp_path, partitionBy="text")
+    value = "é" * 100 + "/" * 16 + "xx"
+    rows = pa.record_batch([pa.array([1], pa.int64()), pa.array([value], pa.string())], schema=SCHEMA)
+    writer = sink.writer(task=FIRST, generation=Generation(1))
+    writer.write(rows)
+    sink.committer().commit(prepare(writer, 1), permit(1))
+    assert [len(path.parent.name.encode()) for path in visible_files(tmp_path)] == [255]
+
+
 def test_folders_that_name_different_columns_are_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "a=1" / "x.json", 0, 1)
     write_json(tmp_path / "b=1" / "x.json", 0, 1)
@@ -469,6 +514,9 @@ def test_a_state_of_the_first_version_is_understood(tmp_path: Path) -> None:
     assert run.drain() == rows_of((1, 2))
 
 
+# -- malformed and long files
+
+
 def test_text_is_not_guessed_where_it_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'{"text": "\xff"}\n')
     with pytest.raises(Damaged, match="not UTF-8"):
@@ -487,7 +535,7 @@ def test_a_long_file_is_read_in_blocks(tmp_path: Path) -> None:
     run.discover()
     run.poll(0, max_rows=10)
     piece = run.readers[0]._rows._piece  # type: ignore[attr-defined]
-    assert piece.num_rows < 20_000
+    assert piece.rows.num_rows < 20_000
     while not run.ended[0]:
         run.poll(0, max_rows=30_000)
     assert run.rows == rows_of((0, 60_000))
@@ -547,9 +595,3 @@ def test_a_driver_that_stood_still_while_another_took_over_doubles_and_loses_not
         assert visible("json", folder) == rows_up_to(3), f"stood still before change {stops}"
         stops += 1
     assert stops > 10, "it never stood still"
-
-
-def test_what_is_held_back_is_found_again_under_the_other_name_of_a_bucket(tmp_path: Path) -> None:
-    sinks = [sink_of("json", tmp_path, checkpointLocation=f"{scheme}://bucket/chk") for scheme in ("s3", "s3a")]
-    other = sink_of("json", tmp_path, checkpointLocation="s3://bucket/other")
-    assert sinks[0] == sinks[1] != other

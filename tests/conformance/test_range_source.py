@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors import range_source
-from tidegate.connectors.contract import CommittedPositions, EndOfSource, NothingNow, Rows, Source
+from tidegate.connectors.contract import CommittedPositions, EndOfSource, NothingNow, Rows, Source, Withheld
 from tidegate.connectors.range_source import (
     OffsetRange,
     RangeEnumerator,
@@ -204,10 +204,36 @@ def test_no_more_ranges_are_taken_on_than_may_wait_for_a_checkpoint() -> None:
         run.discover()
     assert isinstance(run.enumerator, RangeEnumerator)
     assert len(run.enumerator._open) == 64
+    assert run.enumerator.withheld() is Withheld.UNTIL_COMMITTED
     while run.poll(0) | run.poll(1):
         pass
     commit(run)
     assert run.discover() > 0
+    assert run.enumerator.withheld() is Withheld.UNTIL_LATER
+    run.close()
+
+
+def test_ranges_beyond_those_of_one_look_are_withheld_until_a_later_one() -> None:
+    run, _ = run_of(Numbers(total=200, step=20), available_now=False)
+    found = [(run.discover(), run.enumerator.withheld()) for _ in range(3)]
+    assert found == [(8 * 2, Withheld.UNTIL_LATER), (2 * 2, Withheld.NOTHING), (0, Withheld.NOTHING)]
+    run.close()
+
+
+@dataclass
+class Whole(Numbers):
+    """Gives all that is there as one range."""
+
+    def latest_offset(self, start: str) -> str:
+        return str(self.total)
+
+    def limits_ranges(self) -> bool:
+        return False
+
+
+def test_a_stream_without_limits_withholds_nothing() -> None:
+    run, _ = run_of(Whole(total=20, step=20), available_now=False)
+    assert (run.discover(), run.enumerator.withheld()) == (2, Withheld.NOTHING)
     run.close()
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.connectors import rate
-from tidegate.connectors.contract import EndOfSource, NothingNow, Rows, Source
+from tidegate.connectors.contract import EndOfSource, NothingNow, Rows, Source, Withheld
 from tidegate.connectors.file_listing import FileSplit
 from tidegate.connectors.file_source import decode_state
 from tidegate.connectors.rate import RateEnumerator, RateSource
@@ -299,6 +299,24 @@ def test_files_come_oldest_first_then_by_name_and_as_many_as_the_limit_says(tmp_
     assert [splits_of(run), splits_of(run)] == [["old-a.parquet", "old-b.parquet"], ["new.parquet"]]
     latest = SourceRun(parquet(tmp_path, latestFirst="true", maxFilesPerTrigger="1"), 1, available_now=False)
     assert splits_of(latest) == ["new.parquet"]
+
+
+def test_what_a_limit_withholds_for_an_interval_is_told_even_if_it_came_after_the_share(tmp_path: Path) -> None:
+    def look() -> tuple[list[str], Withheld]:
+        return splits_of(run), run.enumerator.withheld()
+
+    for name in ("a", "b", "c"):
+        write_file(tmp_path / name, 0, 1)
+    clock = FixedClock()
+    opened: Any = parquet(tmp_path, maxFilesPerTrigger="2", checkpointIntervalMs="1000")
+    run = SourceRun(replace(opened, clock=clock), 1, available_now=False)
+    assert [look(), look()] == [(["a", "b"], Withheld.UNTIL_LATER), ([], Withheld.UNTIL_LATER)]
+    clock.wall += 1000
+    assert [look(), look()] == [(["c"], Withheld.NOTHING), ([], Withheld.NOTHING)]
+    write_file(tmp_path / "d", 0, 1)
+    assert look() == ([], Withheld.UNTIL_LATER)
+    clock.wall += 1000
+    assert look() == (["d"], Withheld.NOTHING)
 
 
 def test_a_file_goes_to_the_reader_with_the_fewest_bytes(tmp_path: Path) -> None:

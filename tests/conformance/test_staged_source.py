@@ -103,19 +103,42 @@ def test_a_driver_that_starts_leaves_what_another_one_may_still_publish(tmp_path
 
 
 def test_rows_of_other_columns_are_refused_and_not_read_as_these(tmp_path: Path) -> None:
-    folder, _ = staging_of(tmp_path)
+    stage_one_row(tmp_path, "price", "_common_expr_17")
+    assert read_as(tmp_path, "price", "_common_expr_20") == [(3, 4)], "Catalyst's own names differ from start to start"
+    with pytest.raises(IncompatibleCheckpoint, match="the columns price, _common_expr_17, which are not read yet"):
+        read_as(tmp_path, "amount", "price")
+
+
+@pytest.mark.parametrize(
+    ("staged", "now"),
+    [
+        ("price_2023", "price_2024"),
+        ("(price + 1)", "(price + 2)"),
+        ("_extract_q1", "_extract_q2"),  # a field's name, after Catalyst's own word
+        ("pythonUDF0", "pythonUDF1"),  # counted within a query, so another number is another function
+        ("_common_expr_1_eur", "_common_expr_2_eur"),
+    ],
+)
+def test_rows_of_columns_that_differ_in_a_number_alone_are_not_read_as_each_other(
+    tmp_path: Path, staged: str, now: str
+) -> None:
+    stage_one_row(tmp_path, "id", staged)
+    assert read_as(tmp_path, "id", staged) == [(3, 4)]
+    with pytest.raises(IncompatibleCheckpoint, match="which are not read yet"):
+        read_as(tmp_path, "id", now)
+
+
+def stage_one_row(path: Path, *names: str) -> None:
+    folder, _ = staging_of(path)
     data = folder.new_data_folder(0)
     data.mkdir()
     pq.write_table(pa.table({"c0": [3], "c1": [4]}), data / "part.parquet")
-    folder.publish(0, data, ["price", "_gen_alias_17"])
+    folder.publish(0, data, names)
 
-    def read(*names: str) -> list[tuple[Any, ...]]:
-        schema = pa.schema([(name, pa.int64()) for name in names])
-        return SourceRun(open_source(Scan("staged", {"path": str(tmp_path)}, schema)), 1).drain()
 
-    assert read("price", "_gen_alias_20") == [(3, 4)], "Catalyst's own names differ from start to start"
-    with pytest.raises(IncompatibleCheckpoint, match="the columns price, _gen_alias_17, which are not read yet"):
-        read("amount", "price")
+def read_as(path: Path, *names: str) -> list[tuple[Any, ...]]:
+    schema = pa.schema([(name, pa.int64()) for name in names])
+    return SourceRun(open_source(Scan("staged", {"path": str(path)}, schema)), 1).drain()
 
 
 def test_a_batch_without_a_marker_does_not_exist(tmp_path: Path) -> None:

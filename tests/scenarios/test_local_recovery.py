@@ -79,7 +79,7 @@ def copies_in(folder: Path) -> set[str]:
 
 
 # Nobody catches the second one: the slot is gone as if its process were.
-ERRORS = {"in place": ValueError, "by a new launch": SystemExit}
+ERRORS = {"in place": ValueError, "by a new launch": KeyboardInterrupt}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -1,9 +1,10 @@
 """Whole jobs over real sockets, each slot a thread: coordinator, worker, storage and sink, without Spark."""
 
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tidegate.storage.store import open_store
 from tidegate.testing.local_jobs import local_job
 from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker.settings import INLINE_BELOW_BYTES, HeapSnapshots, SlotSettings
+from tidegate.worker.slot import SlotRun
 
 KEYS = 37
 ROWS = 3000
@@ -165,6 +167,18 @@ def test_without_a_restart_the_users_error_is_what_the_query_ends_with(folder: P
     failure = coordinator.failure()
     assert isinstance(failure, UserCodeFailure)
     assert "the thousandth row is odd" in str(failure)
+
+
+def test_whatever_would_end_a_slot_is_what_the_query_ends_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word it could only be said that the slot is gone."""
+
+    def leave(slot: SlotRun, own_fds: Sequence[int]) -> None:
+        sys.exit("enough")
+
+    monkeypatch.setattr(SlotRun, "turn", leave)
+    coordinator = job(folder)
+    run(coordinator)
+    assert str(coordinator.failure()) == "SystemExit: enough"
 
 
 @pytest.mark.parametrize("switch_after_ms", [ALIGNED, UNALIGNED])

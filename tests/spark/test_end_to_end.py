@@ -1,7 +1,9 @@
 """Whole queries on Spark, as a user writes them."""
 
 import itertools
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -247,12 +249,23 @@ def test_a_query_that_always_fails_gives_up_after_its_attempts(spark: SparkSessi
 
 def test_a_function_that_ends_its_process_is_a_lost_slot(spark: SparkSession, tmp_path: Path) -> None:
     def leaving(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        raise SystemExit("enough")
+        os._exit(1)
 
     add_file(tmp_path / "in", 0, 10)
     df = stream(spark, tmp_path / "in").mapInArrow(leaving, job.INPUT)
     query = parquet_writer(df, tmp_path, **{"restart.strategy": "none"}).start()
     with pytest.raises(JobFailure):
+        query.awaitTermination(PATIENCE_S)
+
+
+def test_a_function_that_calls_sys_exit_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    def leaving(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sys.exit("enough")
+
+    add_file(tmp_path / "in", 0, 10)
+    df = stream(spark, tmp_path / "in").mapInArrow(leaving, job.INPUT)
+    query = parquet_writer(df, tmp_path, **{"restart.strategy": "none"}).start()
+    with pytest.raises(UserCodeFailure, match="'leaving' raised SystemExit: enough"):
         query.awaitTermination(PATIENCE_S)
 
 

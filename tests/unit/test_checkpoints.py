@@ -1,5 +1,8 @@
 """When checkpoints start, complete and fail, as exact lists of actions."""
 
+import itertools
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -268,6 +271,135 @@ def test_the_job_is_failed_once_however_many_expire_in_one_moment() -> None:
     machine.on_time(200.0)
     expired = [abort(1, EXPIRED), FailJob(CheckpointId(1), EXPIRED), abort(2, EXPIRED)]
     assert machine.on_time(400.0) == expired
+
+
+# -- what was asked for and failed
+
+HOUR_MS = 3_600_000.0
+
+
+def asked_at_10_ms(**settings: Any) -> Checkpoints:
+    """Its first periodic checkpoint is an hour away; number 1 was asked for."""
+    machine = checkpoints(interval_ms=HOUR_MS, timeout_ms=HOUR_MS, **settings)
+    assert machine.request(ONE_MORE, 10.0) == [trigger(1)]
+    return machine
+
+
+def test_one_that_was_asked_for_is_tried_again_if_it_fails() -> None:
+    machine = asked_at_10_ms(tolerable_failures=1)
+    assert fail(machine, 1) == [abort(1, DECLINED)]
+    assert machine.next_deadline_ms() == 1_010.0
+    assert machine.on_time(1_009.0) == []
+    assert machine.on_time(1_010.0) == [trigger(2)]
+    acknowledge(machine, 2)
+    assert store(machine, 2, 1_020.0) == []
+    assert machine.next_deadline_ms() == HOUR_MS
+
+
+def test_one_that_was_asked_for_is_tried_again_as_often_as_failures_are_tolerated_and_later_each_time() -> None:
+    machine = asked_at_10_ms(tolerable_failures=3)
+    started_ms = [10.0]
+    for checkpoint in (1, 2, 3):
+        assert fail(machine, checkpoint) == [abort(checkpoint, DECLINED)]
+        started_ms.append(machine.next_deadline_ms())
+        assert machine.on_time(started_ms[-1]) == [trigger(checkpoint + 1)]
+    assert started_ms == [10.0, 1_010.0, 3_010.0, 7_010.0]
+    assert fail(machine, 4) == [abort(4, DECLINED), FailJob(CheckpointId(4), DECLINED)]
+    assert machine.next_deadline_ms() == float("inf")
+
+
+def test_however_many_failures_are_tolerated_the_interval_is_waited_for_at_most() -> None:
+    machine = checkpoints(interval_ms=30_000.0, tolerable_failures=1_000_000)
+    machine.request(ONE_MORE, 10.0)
+    now_ms, started_ms = 10.0, []
+    for checkpoint in range(1, 2_000):
+        fail(machine, checkpoint)
+        now_ms = machine.next_deadline_ms()
+        assert machine.on_time(now_ms) == [trigger(checkpoint + 1)]
+        started_ms.append(now_ms)
+    assert max(later - earlier for earlier, later in itertools.pairwise(started_ms)) == 30_000.0
+
+
+def test_one_that_expired_is_tried_again_at_once() -> None:
+    machine = checkpoints(interval_ms=HOUR_MS, timeout_ms=5_000.0, tolerable_failures=1)
+    machine.request(ONE_MORE, 10.0)
+    assert machine.on_time(5_010.0) == [abort(1, EXPIRED), trigger(2)]
+
+
+def test_another_try_keeps_the_pause() -> None:
+    machine = asked_at_10_ms(tolerable_failures=1, min_pause_ms=30_000.0)
+    fail(machine, 1)
+    assert machine.next_deadline_ms() == 30_010.0
+    machine = checkpoints(interval_ms=HOUR_MS, tolerable_failures=1, min_pause_ms=30_000.0, max_concurrent=2)
+    machine.request(ONE_MORE, 10.0)
+    machine.request(ONE_MORE, 20.0)
+    fail(machine, 2)
+    acknowledge(machine, 1)
+    store(machine, 1, 900.0)
+    assert machine.next_deadline_ms() == 30_900.0, "from the end of the completed one"
+
+
+def test_tries_do_not_push_the_periodic_ones_away() -> None:
+    machine = checkpoints(interval_ms=1_500.0, timeout_ms=HOUR_MS, tolerable_failures=5)
+    machine.request(ONE_MORE, 10.0)
+    fail(machine, 1)
+    assert machine.on_time(1_010.0) == [trigger(2)]
+    acknowledge(machine, 2)
+    store(machine, 2, 1_020.0)
+    assert machine.next_deadline_ms() == 1_500.0
+
+
+def test_a_periodic_one_that_fails_is_not_tried_again() -> None:
+    machine = checkpoints(interval_ms=60_000.0, tolerable_failures=1)
+    assert machine.on_time(60_000.0) == [trigger(1)]
+    fail(machine, 1)
+    assert machine.next_deadline_ms() == 120_000.0
+
+
+def test_a_newer_one_that_is_under_way_does_for_one_that_failed() -> None:
+    machine = checkpoints(interval_ms=60_000.0, timeout_ms=HOUR_MS, tolerable_failures=5, max_concurrent=2)
+    machine.request(ONE_MORE, 59_000.0)
+    assert machine.on_time(60_000.0) == [trigger(2)]
+    fail(machine, 1)
+    assert machine.next_deadline_ms() == 120_000.0
+    fail(machine, 2)
+    assert machine.next_deadline_ms() == 62_000.0, "only now nobody would do"
+    assert machine.on_time(62_000.0) == [trigger(3)]
+
+
+def test_an_older_one_does_not_do_for_one_that_failed() -> None:
+    machine = checkpoints(interval_ms=60_000.0, timeout_ms=HOUR_MS, tolerable_failures=5, max_concurrent=2)
+    machine.on_time(60_000.0)
+    assert machine.request(ONE_MORE, 60_010.0) == [trigger(2)]
+    fail(machine, 2)
+    acknowledge(machine, 1)
+    assert store(machine, 1, 60_020.0) == []
+    assert machine.next_deadline_ms() == 61_010.0
+    assert machine.on_time(61_010.0) == [trigger(3)]
+
+
+def test_one_that_was_subsumed_by_one_that_could_not_be_stored_is_tried_again() -> None:
+    machine = checkpoints(interval_ms=60_000.0, timeout_ms=HOUR_MS, tolerable_failures=5, max_concurrent=2)
+    machine.request(ONE_MORE, 59_990.0)
+    machine.on_time(60_000.0)
+    acknowledge(machine, 2)
+    assert acknowledge(machine, 1) == [abort(1, SUBSUMED)]
+    assert machine.next_deadline_ms() == 120_000.0, "the newer one is being stored"
+    fail(machine, 2, FailureReason.STORE_FAILED)
+    assert machine.on_time(61_000.0) == [trigger(3)]
+
+
+def test_a_savepoint_does_for_one_that_failed_unless_it_fails_too() -> None:
+    machine = asked_at_10_ms(tolerable_failures=1)
+    machine.request(savepoint(1), 20.0)
+    fail(machine, 1)
+    assert machine.next_deadline_ms() == HOUR_MS
+    fail(machine, 2)
+    assert machine.next_deadline_ms() == 1_020.0
+    machine.request(savepoint(2), 30.0)
+    acknowledge(machine, 3)
+    assert store(machine, 3, 40.0) == []
+    assert machine.next_deadline_ms() == HOUR_MS
 
 
 # -- requests

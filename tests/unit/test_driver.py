@@ -1,6 +1,7 @@
 """A job's life, driven by hand: how it comes up and ends, and what holds whatever happens."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from tidegate.coordinator.launch import Broken, Ended
 from tidegate.coordinator.roster import SlotJoined
 from tidegate.model.errors import EnvironmentProblem
 from tidegate.model.ids import CheckpointId, Generation, SlotIndex
-from tidegate.network.messages import Deploy, InputEnded, Leave, Run, TriggerCheckpoint
+from tidegate.network.messages import Decline, Deploy, InputEnded, Leave, Run, TriggerCheckpoint
 from tidegate.protocol.restart import FixedDelay
 
 # -- coming up
@@ -147,6 +148,19 @@ def test_a_checkpoint_from_before_the_end_of_the_input_does_not_end_the_job() ->
     job.all_say(acknowledge(2))
     job.store_all()
     assert (job.committer.committed, job.driver.is_leaving) == ([1, 2], True)
+
+
+def test_a_last_checkpoint_that_fails_is_asked_for_again() -> None:
+    """Else the job would wait for the next periodic one, although all of its input is read."""
+    job = Hand(change=lambda spec: replace(spec, checkpoints=replace(spec.checkpoints, tolerable_failures=1)))
+    job.run()
+    job.all_say(InputEnded(Generation(1)))
+    job.say(SLOTS[0], Decline(Generation(1), CheckpointId(1), "the disk is full"))
+    assert job.driver.next_deadline_ms() <= job.clock.monotonic_ms() + 1_000.0
+    job.pass_ms(1_000.0)
+    job.all_say(acknowledge(2))
+    job.store_all()
+    assert (job.committer.committed, job.driver.is_leaving) == ([2], True)
 
 
 def test_input_that_ended_before_a_restart_has_to_end_again() -> None:

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,6 +162,29 @@ def test_an_error_while_flushing_is_told_likewise() -> None:
     operator.process(rows(1), Collected())
     with pytest.raises(UserCodeFailure, match="at the end"):
         operator.before_barrier(Collected())
+
+
+class Panic(BaseException):
+    """Like `pyo3_runtime.PanicException`, which nobody can import."""
+
+
+@pytest.mark.parametrize("error", [SystemExit("enough"), asyncio.CancelledError("enough"), Panic("enough")], ids=repr)
+def test_an_error_that_would_end_the_slot_is_told_with_the_name_of_the_function(error: BaseException) -> None:
+    def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield next(batches)
+        raise error
+
+    with pytest.raises(UserCodeFailure, match=f"'my_function' raised {type(error).__name__}: enough"):
+        opened(function).process(rows(1), Collected())
+
+
+def test_an_interrupt_is_not_blamed_on_the_function() -> None:
+    def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        raise KeyboardInterrupt
+        yield next(batches)
+
+    with pytest.raises(KeyboardInterrupt):
+        opened(function).process(rows(1), Collected())
 
 
 def test_an_error_of_the_receiver_is_not_blamed_on_the_function() -> None:

@@ -1,5 +1,6 @@
 """Columns by Python functions: each row gets its own result, whenever the function gives it."""
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,6 +129,29 @@ def test_an_error_is_told_with_the_name_of_the_function(shape: UdfShape) -> None
     with pytest.raises(UserCodeFailure, match="function 'f' raised ZeroDivisionError: no"):
         operator.process(rows(1), Out())
     operator.close()
+
+
+@pytest.mark.parametrize("shape", UdfShape)
+def test_a_function_that_would_end_the_slot_is_named(shape: UdfShape) -> None:
+    def leaving(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            sys.exit("enough")
+        yield rows()
+
+    operator = opened(leaving, shape=shape)
+    with pytest.raises(UserCodeFailure, match="function 'f' raised SystemExit: enough"):
+        operator.process(rows(1), Out())
+    operator.close()
+
+
+@pytest.mark.parametrize("shape", UdfShape)
+def test_an_interrupt_is_not_blamed_on_the_function(shape: UdfShape) -> None:
+    def interrupted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        raise KeyboardInterrupt
+        yield rows()
+
+    with pytest.raises(KeyboardInterrupt):
+        opened(interrupted, shape=shape).process(rows(1), Out())
 
 
 def test_a_call_that_is_under_way_is_abandoned_when_the_task_closes() -> None:

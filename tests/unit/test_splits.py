@@ -1,9 +1,10 @@
 """How splits that were found on the driver are handed to readers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.unit.driver_by_hand import SCHEMA
-from tidegate.connectors.contract import Assignment
+from tests.unit.driver_by_hand import SCHEMA, WhenAsked
+from tidegate.connectors.contract import Assignment, Withheld
 from tidegate.coordinator.splits import Splits, _Source, in_parts
 from tidegate.model.ids import Generation, VertexId
 from tidegate.network.messages import AssignSplits
@@ -46,3 +47,77 @@ def test_without_splits_only_their_end_is_told() -> None:
 def test_what_fills_a_message_exactly_is_one() -> None:
     assert [len(part) for part in in_parts([bytes(1 << 20)] * 4)] == [4]
     assert list(in_parts([])) == []
+
+
+# -- sources with a limit
+
+
+@dataclass
+class LimitedEnumerator:
+    kept: Withheld = Withheld.NOTHING
+    has_ended: bool = False
+
+    def restore(self, reader_states: Sequence[bytes]) -> None: ...
+
+    def discover(self) -> list[Assignment]:
+        return []
+
+    def withheld(self) -> Withheld:
+        return self.kept
+
+    def is_complete(self) -> bool:
+        return self.has_ended
+
+
+class TwoSources:
+    def __init__(self) -> None:
+        plan = lower(Scan("rate", {}, SCHEMA), Sink("noop", {}, SCHEMA), parallelism=1, max_parallelism=8)
+        looking = WhenAsked(lambda note: note())
+        told = Told()
+        self.one, self.other = LimitedEnumerator(), LimitedEnumerator()
+        self.splits = Splits(
+            generation=Generation(1),
+            plan=plan,
+            background=looking,
+            tell=lambda slot, message: told.messages.append(message),
+            on_error=lambda error: None,
+        )
+        self.splits._sources += [_Source(VertexId(0), self.one), _Source(VertexId(0), self.other)]
+        self._looking = looking
+
+    def look(self) -> int:
+        self.splits.look_now()
+        self.splits.on_time(1.0)
+        self._looking.run_one()
+        return self.splits.rounds
+
+
+def test_all_is_given_once_each_source_has_withheld_nothing_be_it_in_different_rounds() -> None:
+    sources = TwoSources()
+    first = sources.look()
+    assert sources.splits.have_given_all(since_round=first)
+    assert not sources.splits.have_given_all(since_round=first + 1)
+    sources.one.kept = Withheld.UNTIL_LATER
+    second = sources.look()
+    assert not sources.splits.have_given_all(since_round=second)
+    sources.one.kept, sources.other.kept = Withheld.NOTHING, Withheld.UNTIL_LATER
+    sources.look()
+    assert sources.splits.have_given_all(since_round=second)
+
+
+def test_a_source_that_is_complete_has_given_all_though_it_is_not_asked_again() -> None:
+    sources = TwoSources()
+    sources.one.has_ended = True
+    sources.look()
+    sources.one.kept = Withheld.UNTIL_LATER
+    assert sources.splits.have_given_all(since_round=sources.look())
+
+
+def test_one_source_that_gives_no_more_before_a_commit_is_enough_to_wait_for_one() -> None:
+    sources = TwoSources()
+    sources.one.kept = Withheld.UNTIL_LATER
+    sources.look()
+    assert not sources.splits.wait_for_commit()
+    sources.other.kept = Withheld.UNTIL_COMMITTED
+    sources.look()
+    assert sources.splits.wait_for_commit()

@@ -1,6 +1,7 @@
 """A user's processor: how it is called, and what it may keep, for how long."""
 
 import datetime as dt
+import sys
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -163,6 +164,39 @@ def test_an_error_in_init_is_the_users() -> None:
 
     with pytest.raises(UserCodeFailure, match="init raised LookupError: no model file"):
         Harness(Broken())
+
+
+def test_a_processor_that_would_end_the_slot_is_told_with_its_key() -> None:
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        sys.exit("enough")
+
+    with pytest.raises(UserCodeFailure, match=r"for key \('alice',\) raised SystemExit: enough"):
+        Harness(Processor(handle)).process(["alice"], [1], [""])
+
+
+@pytest.mark.parametrize("method", ["init", "close"])
+def test_an_init_or_close_that_would_end_the_slot_is_told(method: str) -> None:
+    class Leaving(Processor):
+        def init(self, handle: ProcessorHandle) -> None:
+            self.leave_from("init")
+
+        def close(self) -> None:
+            self.leave_from("close")
+
+        def leave_from(self, called: str) -> None:
+            if called == method:
+                sys.exit("enough")
+
+    with pytest.raises(UserCodeFailure, match=f"{method} raised SystemExit: enough"):
+        Harness(Leaving()).operator.close()
+
+
+def test_an_interrupt_is_not_blamed_on_the_processor() -> None:
+    def handle(key: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Harness(Processor(handle)).process(["alice"], [1], [""])
 
 
 @pytest.mark.parametrize("value", [(1, 2), [1], 1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
@@ -50,6 +51,14 @@ class EndOfData:
 Polled: TypeAlias = Rows | NothingNow | EndOfSource | EndOfData
 
 
+class Withheld(Enum):
+    """Until when an enumerator keeps splits back that it might give, because of a limit."""
+
+    NOTHING = "nothing"  # all that its last look found is given
+    UNTIL_LATER = "until later"  # a later `discover` gives more of them
+    UNTIL_COMMITTED = "until committed"  # not before a checkpoint is committed that covers what was given
+
+
 class SplitEnumerator(Protocol):
     """On the driver: finds splits and gives each to one reader, once. Has no stored state of its own."""
 
@@ -59,6 +68,10 @@ class SplitEnumerator(Protocol):
 
     def discover(self) -> list[Assignment]:
         """Splits found since the last call. May block on storage: it is called off the coordinator's loop."""
+        ...
+
+    def withheld(self) -> Withheld:
+        """By the last `discover`. Without a limit `NOTHING`, and once it `is_complete`."""
         ...
 
     def is_complete(self) -> bool:

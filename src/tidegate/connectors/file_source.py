@@ -6,6 +6,7 @@ becomes rows is its format's business. It never changes or removes a file.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import PurePath
 from typing import Protocol
 
@@ -13,15 +14,15 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.connectors.column_names import ColumnNames
-from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows
+from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows, Withheld
 from tidegate.connectors.file_listing import FileSplit, Listing, in_reading_order
 from tidegate.connectors.hadoop_glob import has_marks
-from tidegate.connectors.malformed import MayBeMalformed
+from tidegate.connectors.malformed import MayBeMalformed, Mode
 from tidegate.connectors.options import Options
 from tidegate.connectors.partition_values import partition_array
 from tidegate.connectors.text_lines import MissingFile, check_size
 from tidegate.model.clock import Clock, SystemClock
-from tidegate.model.errors import OptionError
+from tidegate.model.errors import IncompatibleCheckpoint, OptionError
 from tidegate.model.units import parse_duration_ms
 from tidegate.storage.decoding import from_msgpack
 
@@ -32,17 +33,22 @@ FILE_OPTIONS = (
     "discardCachedInputRatio", "checkpointIntervalMs", "readColumns", "sessionTimeZone", "sessionCaseSensitive",
 )  # fmt: skip
 _NO_FILES_RETRY_MS = 1000.0
+# Of a piece every row was dropped: the next one is read in another step, for a barrier must not wait for many.
+_NEXT_PIECE_MS = 1.0
 _DEFAULT_AGE = "7d"
 _FOREVER_MS = 1 << 62
 
 
 class FileRows(Protocol):
-    """An open file and the position in it: `next_row` is the first row not given out."""
+    """An open file and the position in it: `next_row` is the first row neither given out nor dropped."""
 
     next_row: int
 
     def next_rows(self, max_rows: int) -> pa.RecordBatch | None:
-        """At least one and at most `max_rows` rows of the wanted columns; None at the end of the file."""
+        """At most `max_rows` rows of the wanted columns; none where all that was read is dropped, and more may follow.
+
+        None at the end of the file.
+        """
         ...
 
     def close(self) -> None: ...
@@ -60,11 +66,19 @@ class AssignedFile(FileSplit, frozen=True):
     forget_before_ms: int = 0
 
 
-class FileProgress(msgspec.Struct, frozen=True):
-    """`next_row` is the first row that was not given out; None once the file is finished."""
+class Counted(Enum):
+    """Which rows of a file a position counts: the two differ where `mode` drops some."""
+
+    ALL = "all"
+    KEPT = "kept"  # as older versions did, so that the count hangs on what the query reads
+
+
+class FileProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`next_row` is the first row that was neither given out nor dropped; None once the file is finished."""
 
     file: FileSplit
     next_row: int | None
+    counted: Counted = Counted.KEPT  # also of a file that is finished or not begun, where both are the same
 
 
 class ReaderState(msgspec.Struct, frozen=True):
@@ -213,6 +227,7 @@ class FileEnumerator:
         self._available_now = available_now
         self._fixed_listing: list[FileSplit] | None = None
         self._next_share_ms = 0.0
+        self._withheld = Withheld.NOTHING
 
     def restore(self, reader_states: Sequence[bytes]) -> None:
         states = [decode_state(state) for state in reader_states]
@@ -226,15 +241,21 @@ class FileEnumerator:
     def discover(self) -> list[Assignment]:
         if self._available_now and self._fixed_listing is None:
             self._fixed_listing = self._source.ordered(self._source.listing.files())
-        if self._fixed_listing is None and self._must_wait():
+        must_wait = self._fixed_listing is None and self._must_wait()
+        if must_wait and self._withheld is not Withheld.NOTHING:
             return []
         new = self._new(self._listed())
-        share = self._source.pace.share_of(new)
+        # Looked for even while nothing may be given: whoever waits for all that is there has to know of it.
+        share = [] if must_wait else self._source.pace.share_of(new)
+        self._withheld = Withheld.UNTIL_LATER if len(share) < len(new) else Withheld.NOTHING
         if share and self._source.pace.is_limited:
             self._next_share_ms = self._source.clock.monotonic_ms() + self._source.pace.every_ms
         assignments = [self._assign(file) for file in share]
         self._forget()
         return assignments
+
+    def withheld(self) -> Withheld:
+        return self._withheld
 
     def is_complete(self) -> bool:
         return self._fixed_listing is not None and not self._new(self._fixed_listing)
@@ -306,8 +327,8 @@ class FileReader:
                 self._finish(progress)
                 continue
             assert self._rows is not None, "rows came from it"
-            self._progress[progress.file.path] = FileProgress(progress.file, self._rows.next_row)
-            return Rows(rows)
+            self._progress[progress.file.path] = FileProgress(progress.file, self._rows.next_row, Counted.ALL)
+            return Rows(rows) if rows.num_rows else NothingNow(_NEXT_PIECE_MS, is_behind=True)
         return EndOfSource() if self._is_told_all else NothingNow(_NO_FILES_RETRY_MS)
 
     def lag_ms(self) -> float | None:
@@ -375,12 +396,30 @@ class FileReader:
         if not wanted and not isinstance(self._source.format, MayBeMalformed):
             # At least one column, because it is a column that says how many rows there are.
             wanted = columns.names[:1]
-        return self._source.format.open(file, columns, wanted=wanted, first_row=progress.next_row or 0)
+        next_row, fmt = progress.next_row or 0, self._source.format
+        if progress.counted is Counted.ALL or not isinstance(fmt, MayBeMalformed) or fmt.mode is not Mode.DROPMALFORMED:
+            return fmt.open(file, columns, wanted=wanted, first_row=next_row)
+        rows = fmt.open(file, columns, wanted=wanted, first_row=0)
+        _pass_over(rows, next_row, file.path)
+        return rows
 
     def _finish(self, progress: FileProgress) -> None:
         self.close()
         self._waiting.pop(0)
         self._progress[progress.file.path] = FileProgress(progress.file, None)
+
+
+def _pass_over(rows: FileRows, count: int, path: str) -> None:
+    """So many rows that are given out, as older versions counted."""
+    left = count
+    while left:
+        passed = rows.next_rows(left)
+        if passed is None:
+            raise IncompatibleCheckpoint(
+                f"An older Tidegate had read {count} rows of {path} without the malformed ones, and the query keeps "
+                f"fewer of the whole file now: read the columns that it read then, or use a new checkpointLocation."
+            )
+        left -= passed.num_rows
 
 
 def partition_columns(source: FileSource, path: str) -> Mapping[str, str | None]:

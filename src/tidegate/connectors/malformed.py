@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import Damaged, OptionError
+from tidegate.plan.kernels.values import numpy_of
 from tidegate.plan.parsing.parsed import Parsed
 
 
@@ -36,13 +39,38 @@ class MayBeMalformed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """`count` rows of a file. `rows` are those that are given out, and `places` says where each stands among them all.
+
+    Which rows are dropped hangs on the columns that are read: so only a count of all rows means the same to any query.
+    """
+
+    rows: pa.RecordBatch
+    places: npt.NDArray[np.int64]
+    count: int
+
+    def place(self, at: int) -> int:
+        """Of the row at `at` in `rows`; behind the last one, the end of the piece."""
+        return int(self.places[at]) if at < len(self.places) else self.count
+
+    def first_from(self, place: int) -> int:
+        """In `rows`, the first one that stands there or later."""
+        return int(np.searchsorted(self.places, place))
+
+
+def whole(rows: pa.RecordBatch) -> Piece:
+    """None is dropped."""
+    return Piece(rows, np.arange(rows.num_rows), rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Malformed:
     """`column` is the name of the corrupt-record column, if the query reads it."""
 
     mode: Mode
     column: str | None
 
-    def settle(self, parsed: Parsed, schema: pa.Schema, *, path: str) -> pa.RecordBatch:
+    def settle(self, parsed: Parsed, schema: pa.Schema, *, path: str) -> Piece:
         """`schema`: the wanted columns, among them the corrupt-record column."""
         if parsed.bad is not None and self.mode is Mode.FAILFAST:
             first = parsed.records.filter(parsed.bad)[0].as_py()
@@ -55,9 +83,10 @@ class Malformed:
         if not columns:
             columns, schema = [pa.nulls(len(parsed.records))], pa.schema([_NOTHING])
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-        if parsed.bad is not None and self.mode is Mode.DROPMALFORMED:
-            return rows.filter(pc.invert(parsed.bad))
-        return rows
+        if parsed.bad is None or self.mode is not Mode.DROPMALFORMED:
+            return whole(rows)
+        kept = pc.invert(parsed.bad)
+        return Piece(rows.filter(kept), numpy_of(pc.indices_nonzero(kept)).astype(np.int64), rows.num_rows)
 
     def _corrupt(self, parsed: Parsed) -> pa.Array:
         if parsed.bad is None:

@@ -10,9 +10,12 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from tidegate.model.errors import Damaged
+from tidegate.model.errors import Damaged, UserCodeFailure
 from tidegate.plan.parsing.text_values import FloatWords, Unreadable, reading
 
+# What Linux's file systems allow for one name.
+_MOST_NAME_BYTES = 255
+_SHOWN_LETTERS = 40
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^") | frozenset(map(chr, range(1, 32)))
 
@@ -39,7 +42,21 @@ def partition_array(value: str | None, column: "pa.Field[Any]", *, count: int, z
 
 
 def folder_name(column: str, value: str | None) -> str:
-    return f"{_escape(column)}={NO_VALUE if not value else _escape(value)}"
+    """Raises `UserCodeFailure` for a name that no folder can have: published later, it would block every commit."""
+    name = f"{_escape(column)}={NO_VALUE if not value else _escape(value)}"
+    size_bytes = len(name.encode())
+    if "\0" in name:
+        why, advice = "it has a NUL character", "take it out with replace()"
+    elif size_bytes > _MOST_NAME_BYTES:
+        why = f"its name would have {size_bytes} bytes, of at most {_MOST_NAME_BYTES}"
+        advice = "partition by a part or a digest of it, such as left() or md5() gives"
+    else:
+        return name
+    shown = value if value is None or len(value) <= _SHOWN_LETTERS else f"{value[:_SHOWN_LETTERS]}..."
+    raise UserCodeFailure(
+        f"Column {column!r} of partitionBy has the value {shown!r}, which cannot be a folder ({why}): {advice}, or "
+        f"filter such rows."
+    )
 
 
 def speller(type_: pa.DataType, *, zone: str) -> Callable[[Any], str | None] | None:

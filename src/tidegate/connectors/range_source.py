@@ -22,6 +22,7 @@ from tidegate.connectors.contract import (
     NothingNow,
     Polled,
     Rows,
+    Withheld,
 )
 from tidegate.connectors.pump import Pump, Pumped, PumpEmpty, PumpEnded
 from tidegate.model.clock import Clock, SystemClock
@@ -175,6 +176,7 @@ class RangeEnumerator:
         self._covered_to: str | None = None
         self._released_to: str | None = None
         self._one_range_is_all = False
+        self._withheld = Withheld.NOTHING
         self._is_complete = False
 
     def restore(self, reader_states: Sequence[bytes]) -> None:
@@ -196,11 +198,18 @@ class RangeEnumerator:
         for _ in range(_MOST_RANGES_PER_LOOK):
             found = self._next_range()
             if found is None:
+                self._withheld = Withheld.UNTIL_COMMITTED if self._is_full() else Withheld.NOTHING
                 break
             assignments += self._deal(found, list(range(len(found.partitions))))
             if not self._opened().limits_ranges():
+                self._withheld = Withheld.NOTHING
                 break
+        else:
+            self._withheld = Withheld.UNTIL_LATER
         return assignments
+
+    def withheld(self) -> Withheld:
+        return self._withheld
 
     def is_complete(self) -> bool:
         return self._is_complete and not self._unassigned
@@ -237,8 +246,12 @@ class RangeEnumerator:
             self._released_to = end
             self._opened().release(end)
 
+    def _is_full(self) -> bool:
+        """Whether there are more ranges is not known then."""
+        return not self._is_complete and len(self._open) >= _MOST_OPEN_RANGES
+
     def _next_range(self) -> OffsetRange | None:
-        if self._is_complete or len(self._open) >= _MOST_OPEN_RANGES:
+        if self._is_complete or self._is_full():
             return None
         stream = self._opened()
         if self._start is None:

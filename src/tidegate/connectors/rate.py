@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows
+from tidegate.connectors.contract import Assignment, EndOfSource, NothingNow, Polled, Rows, Withheld
 from tidegate.connectors.options import Options
 from tidegate.connectors.rate_strands import Strand, after, count_below, deal, lowest_values, strand_below
 from tidegate.model.clock import Clock, SystemClock
@@ -115,6 +115,9 @@ class RateEnumerator:
         limit = self._source.due_count(start_ms) if self._available_now else None
         split = msgspec.msgpack.encode(_Split(start_ms, limit))
         return [Assignment(subtask, split) for subtask in range(self._parallelism)]
+
+    def withheld(self) -> Withheld:
+        return Withheld.NOTHING
 
     def is_complete(self) -> bool:
         return self._is_assigned

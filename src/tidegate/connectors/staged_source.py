@@ -32,8 +32,9 @@ from tidegate.storage.store import sync_folder
 STAGED = "staged"
 _READ_ROWS = 16_384
 _BEFORE_THE_FIRST = -1
-# Of names that Catalyst makes, such as _gen_alias_17: other ones with every start.
-_DIGITS = re.compile(r"\d+")
+# What Catalyst calls an expression that it computes once for several uses: by another number with every start. All
+# other numbers in names, also those that it makes (`pythonUDF0`), are the same for the same query.
+_NUMBERED_BY_CATALYST = re.compile(r"_common_expr_\d+")
 
 
 class IngestMode(Enum):
@@ -252,7 +253,7 @@ class StagedStream:
 
     def _check_columns(self, part: StagedPart) -> None:
         """Files know columns by their place: after a change of the query another one may be there."""
-        staged, now = ([_DIGITS.sub("#", name) for name in names] for names in (part.columns, self._schema.names))
+        staged, now = (list(map(_lasting_name, names)) for names in (part.columns, self._schema.names))
         if part.columns and staged != now:
             raise IncompatibleCheckpoint(
                 f"Spark has staged rows with the columns {', '.join(part.columns)}, which are not read yet, and the "
@@ -300,6 +301,10 @@ def from_scan(scan: Scan) -> RangeSource:
     path = Path(options.text("path", default="."))
     is_bounded = options.text("bounded", default="false") == "true"
     return RangeSource(STAGED, scan.schema, pickle.dumps(OpenStaging(path, scan.schema)), is_bounded)
+
+
+def _lasting_name(name: str) -> str:
+    return "_common_expr_#" if _NUMBERED_BY_CATALYST.fullmatch(name) else name
 
 
 def _sync_file(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Files of lines as rows: what text, json and csv files have in common when they are read.
 
-Rows are counted as they are given out; going back to a row reads the file again from its start, because compressed
-files have no other way.
+All rows are counted, also those that are dropped; going back to a row reads the file again from its start, because
+compressed files have no other way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tidegate.connectors.csv_rows import CsvColumns
 from tidegate.connectors.csv_tokens import Marks
 from tidegate.connectors.file_listing import FileSplit
-from tidegate.connectors.malformed import Malformed, Mode
+from tidegate.connectors.malformed import Malformed, Mode, Piece, whole
 from tidegate.connectors.text_lines import changed, read_lines, read_whole
 from tidegate.plan.parsing.json_rows import BLANK, record_columns
 
@@ -21,28 +21,40 @@ from tidegate.plan.parsing.json_rows import BLANK, record_columns
 class TextRows:
     """The pieces of one file, from a row on."""
 
-    def __init__(self, path: str, pieces: Iterator[pa.RecordBatch], *, first_row: int) -> None:
+    def __init__(self, path: str, pieces: Iterator[Piece], *, first_row: int) -> None:
         self._pieces = pieces
-        self._piece: pa.RecordBatch | None = None
-        self._piece_at = 0
+        self._piece: Piece | None = None
+        self._piece_row = 0
+        self._at = 0
         self.next_row = 0
         while self.next_row < first_row:
-            if self.next_rows(first_row - self.next_row) is None:
+            piece = self._next_piece()
+            if piece is None:
                 raise changed(path)
+            self._move_to(piece, piece.first_from(first_row - self._piece_row))
 
     def next_rows(self, max_rows: int) -> pa.RecordBatch | None:
-        while self._piece is None or self._piece_at == self._piece.num_rows:
-            self._piece, self._piece_at = next(self._pieces, None), 0
-            if self._piece is None:
-                return None
-        rows = self._piece.slice(self._piece_at, max_rows)
-        self._piece_at += rows.num_rows
-        self.next_row += rows.num_rows
+        piece = self._piece
+        if piece is None or self._at == piece.rows.num_rows:
+            piece = self._next_piece()
+        if piece is None:
+            return None
+        rows = piece.rows.slice(self._at, max_rows)
+        self._move_to(piece, self._at + rows.num_rows)
         return rows
 
     def close(self) -> None:
         self._pieces = iter(())
         self._piece = None
+
+    def _next_piece(self) -> Piece | None:
+        self._piece = next((piece for piece in self._pieces if piece.count), None)
+        self._piece_row, self._at = self.next_row, 0
+        return self._piece
+
+    def _move_to(self, piece: Piece, at: int) -> None:
+        self._at = at
+        self.next_row = self._piece_row + piece.place(at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +67,13 @@ class TextFormat:
     def open(self, file: FileSplit, columns: pa.Schema, *, wanted: Sequence[str], first_row: int) -> TextRows:
         schema = pa.schema([columns.field(name) for name in wanted])
 
-        def pieces() -> Iterator[pa.RecordBatch]:
+        def pieces() -> Iterator[Piece]:
             if self.is_whole:
-                yield pa.RecordBatch.from_arrays([read_whole(file.path, size_bytes=file.size_bytes)], schema=schema)
+                text = read_whole(file.path, size_bytes=file.size_bytes)
+                yield whole(pa.RecordBatch.from_arrays([text], schema=schema))
                 return
             for lines in read_lines(file.path, size_bytes=file.size_bytes, separator=self.separator):
-                yield pa.RecordBatch.from_arrays([lines], schema=schema)
+                yield whole(pa.RecordBatch.from_arrays([lines], schema=schema))
 
         return TextRows(file.path, pieces(), first_row=first_row)
 
@@ -78,7 +91,7 @@ class JsonFormat:
         parse = record_columns(data, zone=self.zone).parse
         malformed = Malformed(self.mode, self.corrupt_column if self.corrupt_column in wanted else None)
 
-        def pieces() -> Iterator[pa.RecordBatch]:
+        def pieces() -> Iterator[Piece]:
             for lines in read_lines(file.path, size_bytes=file.size_bytes, separator=self.separator):
                 lines = lines.filter(pc.not_equal(pc.utf8_trim(lines, BLANK), ""))
                 yield malformed.settle(parse(lines), schema, path=file.path)
@@ -110,7 +123,7 @@ class CsvFormat:
         ).parse
         malformed = Malformed(self.mode, self.corrupt_column if reads_corrupt else None)
 
-        def pieces() -> Iterator[pa.RecordBatch]:
+        def pieces() -> Iterator[Piece]:
             is_header_due = self.has_header
             for lines in read_lines(file.path, size_bytes=file.size_bytes, separator=self.separator):
                 if is_header_due:

@@ -3,7 +3,8 @@
 A job is drained when every slot was idle in two reports in a row with the same counts: between the first and the
 second nothing moved anywhere, so nothing was on its way either. Then a checkpoint makes it durable: one that has no
 rows in flight, since a function that is called once in an epoch may give its last rows at the barrier, and an unaligned
-one passes them.
+one passes them. A source that withholds splits is waited for; if it does so until a commit, a checkpoint is asked for
+that only makes room, and all begins again.
 """
 
 import threading
@@ -20,6 +21,7 @@ class Draining:
     checkpoint_from: CheckpointId | None = None
     _waiting: list[threading.Event] = field(default_factory=list)
     _rounds_wanted: int | None = None
+    _only_makes_room: bool = False
     _quiet: dict[SlotIndex, int] = field(default_factory=dict)
     _last: dict[SlotIndex, Progress] = field(default_factory=dict)
 
@@ -48,15 +50,20 @@ class Draining:
             # Two: one round may be under way with a listing from before the call.
             self._rounds_wanted = splits.rounds + 2
             splits.look_now()
-        listed = splits.rounds >= self._rounds_wanted or splits.are_complete()
         all_read = sum(report.splits_received for report in progress.values()) == splits.assigned
         all_quiet = len(self._quiet) == slots and all(rounds >= 2 for rounds in self._quiet.values())
-        return listed and all_read and all_quiet
+        if not (all_read and all_quiet):
+            return False
+        all_given = splits.have_given_all(since_round=self._rounds_wanted)
+        self._only_makes_room = not all_given and splits.rounds >= self._rounds_wanted and splits.wait_for_commit()
+        return all_given or self._only_makes_room
 
     def on_committed(self, checkpoint: CheckpointId, *, inflight_bytes: int) -> None:
         if self.checkpoint_from is None or checkpoint < self.checkpoint_from:
             return
-        if inflight_bytes:
+        if self._only_makes_room:
+            self.begin_again()  # sources have to look again first
+        elif inflight_bytes:
             self._await_quiet()
         else:
             self.release_all()

@@ -4,7 +4,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidegate.connectors.contract import Assignment, CommittedPositions, FollowsCommits, HoldsResources, SplitEnumerator
+from tidegate.connectors.contract import (
+    Assignment,
+    CommittedPositions,
+    FollowsCommits,
+    HoldsResources,
+    SplitEnumerator,
+    Withheld,
+)
 from tidegate.connectors.registry import open_source
 from tidegate.model.ids import Generation, SlotIndex, TaskId, VertexId
 from tidegate.network.messages import AssignSplits
@@ -21,9 +28,21 @@ _MESSAGE_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class _Source:
+    """`gave_all_in`: the newest round in which it withheld nothing of what it found."""
+
     vertex: VertexId
     enumerator: SplitEnumerator
+    withheld: Withheld = Withheld.NOTHING
+    gave_all_in: int = 0
     is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    source: _Source
+    assignments: Sequence[Assignment]
+    withheld: Withheld
+    is_complete: bool
 
 
 @dataclass(slots=True)
@@ -59,13 +78,14 @@ class Splits:
             return
         self._is_looking = True
         self._next_look_ms = now_ms + LOOK_EVERY_MS
-        found: list[tuple[_Source, Sequence[Assignment], bool]] = []
+        found: list[_Found] = []
 
         def look() -> None:
             for source in self._sources:
                 if not source.is_complete:
                     assignments = source.enumerator.discover()
-                    found.append((source, assignments, source.enumerator.is_complete()))
+                    withheld, is_complete = source.enumerator.withheld(), source.enumerator.is_complete()
+                    found.append(_Found(source, assignments, withheld, is_complete))
 
         def then(error: BaseException | None) -> None:
             self._is_looking = False
@@ -75,8 +95,11 @@ class Splits:
             if error is not None:
                 self.on_error(error)
                 return
-            for source, assignments, is_complete in found:
-                self._hand_out(source, assignments, is_complete=is_complete)
+            for one in found:
+                one.source.withheld = one.withheld
+                if one.withheld is Withheld.NOTHING:
+                    one.source.gave_all_in = self.rounds
+                self._hand_out(one.source, one.assignments, is_complete=one.is_complete)
 
         self.background.submit(look, then)
 
@@ -91,6 +114,14 @@ class Splits:
     def are_complete(self) -> bool:
         """No source will have more."""
         return all(source.is_complete for source in self._sources)
+
+    def have_given_all(self, *, since_round: int) -> bool:
+        """Each source has, in that round or later, given all that was there; more may have come since."""
+        return all(source.is_complete or source.gave_all_in >= since_round for source in self._sources)
+
+    def wait_for_commit(self) -> bool:
+        """A source gives no more until a checkpoint is committed."""
+        return any(source.withheld is Withheld.UNTIL_COMMITTED for source in self._sources)
 
     def next_deadline_ms(self) -> float:
         idle = self._is_looking or self.are_complete()

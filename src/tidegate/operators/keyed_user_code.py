@@ -15,7 +15,7 @@ from tidegate.operators.contract import Emit, TaskContext, Times
 from tidegate.operators.keyed_batches import ByKey, TakeOutput, take_tuples
 from tidegate.operators.processor_handle import KeyedHandle, open_timers
 from tidegate.operators.state_handles import CurrentKey
-from tidegate.operators.user_code import user_code_failure
+from tidegate.operators.user_code import PASSING_THROUGH, user_code_failure
 from tidegate.operators.user_rows import Key, Row
 from tidegate.plan.nodes import TimeMode
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
@@ -125,9 +125,9 @@ class KeyedUserCode:
         """Anything else of the user's, such as `init` and `close`."""
         try:
             function()
-        except TidegateError:
+        except (TidegateError, *PASSING_THROUGH):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise user_code_failure(error, called=called) from error
 
     def on_idle(self) -> None:
@@ -154,9 +154,9 @@ class KeyedUserCode:
         """All that the call gives; the key is no longer current afterwards."""
         try:
             return list(call())
-        except TidegateError:
+        except (TidegateError, *PASSING_THROUGH):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise user_code_failure(error, called=called if key is None else f"{called} for key {key!r}") from error
         finally:
             self._current.key = None

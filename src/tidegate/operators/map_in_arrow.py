@@ -12,7 +12,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from tidegate.model.errors import UserCodeFailure
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.held_rows import FedInSlices
-from tidegate.operators.user_code import user_code_failure
+from tidegate.operators.user_code import PASSING_THROUGH, user_code_failure
 from tidegate.plan.physical import MapInArrowSpec
 from tidegate.state.contract import RestoredSection
 
@@ -106,9 +106,9 @@ class EpochCall:
         try:
             for result in self._iterable(self._function(self._slices())):
                 self._results.append(result)
-        except UserCodeFailure:
+        except (UserCodeFailure, *PASSING_THROUGH):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise user_code_failure(error, called=self._called) from error
 
     def _iterable(self, returned: Any) -> Any:

@@ -14,7 +14,7 @@ from tidegate.model.errors import TidegateError, UserCodeFailure
 from tidegate.operators.contract import Emit, TaskContext
 from tidegate.operators.held_rows import FedInSlices
 from tidegate.operators.map_in_arrow import EpochCall, fit_to_schema
-from tidegate.operators.user_code import user_code_failure
+from tidegate.operators.user_code import PASSING_THROUGH, user_code_failure
 from tidegate.plan.kernels import compile_projection
 from tidegate.plan.physical import EvalPythonSpec
 from tidegate.state.contract import RestoredSection
@@ -35,9 +35,9 @@ class PythonUdfOperator(FedInSlices):
     def _feed(self, rows: pa.RecordBatch, emit: Emit) -> None:
         try:
             (results,) = self._columns.function(iter([self._columns.arguments(rows)]))
-        except TidegateError:
+        except (TidegateError, *PASSING_THROUGH):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise user_code_failure(error, called=self._called) from error
         emit(self._columns.joined(rows, results))
 

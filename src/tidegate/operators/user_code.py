@@ -1,8 +1,15 @@
 """How an error of the user's own code is told."""
 
 import traceback
+from typing import Final
+
+from greenlet import GreenletExit
 
 from tidegate.model.errors import UserCodeFailure
+
+# A call that is given up, and somebody who ends the process. Whatever else a user's call raises is told as its failure:
+# `sys.exit()` and a panic of native code would else end the slot, and nobody would hear why.
+PASSING_THROUGH: Final = (GreenletExit, KeyboardInterrupt)
 
 
 def user_code_failure(error: BaseException, *, called: str) -> UserCodeFailure:

@@ -15,6 +15,10 @@ from tidegate.protocol.requests import Afterwards, Request, RequestQueue, Savepo
 
 # What is stored but not committed is replayed to the sinks at a restore; a sink that cannot follow slows the rest.
 MAX_UNCOMMITTED = 8
+# Between two tries at what was asked for; doubled with each failure in a row, since what ails a store needs time, and
+# the failures that are tolerated are few. The interval, which starts one anyway, is the longest.
+_FIRST_WAIT_MS = 1_000.0
+_MOST_DOUBLINGS = 12
 
 
 class FailureReason(Enum):
@@ -114,7 +118,7 @@ class _Pending:
 @dataclass(frozen=True, slots=True)
 class _Start:
     due_ms: float
-    waiting: Waiting | None  # None: the interval asks
+    waiting: Waiting | None  # None: the interval asks, or another try at what was asked for is due
 
 
 class Checkpoints:
@@ -129,7 +133,9 @@ class Checkpoints:
         self._newest_completed = CheckpointId(0)  # of those for which `Complete` was given
         self._next_periodic_ms = now_ms + settings.interval_ms
         self._pause_until_ms = now_ms
+        self._triggered_at_ms = now_ms  # the newest
         self._queue = RequestQueue()
+        self._asked_from: CheckpointId | None = None  # the least that does for all who asked; None once one is stored
         self._pending: dict[CheckpointId, _Pending] = {}
         self._uncommitted: set[CheckpointId] = set()
         self._failures_in_row = 0
@@ -181,6 +187,8 @@ class Checkpoints:
         if self._pending.pop(checkpoint, None) is None:
             return []
         self._uncommitted.add(checkpoint)
+        if self._asked_from is not None and checkpoint >= self._asked_from:
+            self._asked_from = None
         self._failures_in_row = 0
         self._pause_until_ms = now_ms + self._settings.min_pause_ms
         actions: list[CheckpointAction] = []
@@ -226,7 +234,16 @@ class Checkpoints:
             return None
         if (waiting := self._queue.next_checkpoint()) is not None:
             return _Start(waiting.asked_at_ms, waiting)
-        return _Start(max(self._next_periodic_ms, self._pause_until_ms), None)
+        periodic_ms = max(self._next_periodic_ms, self._pause_until_ms)
+        return _Start(min(periodic_ms, self._another_try_ms()), None)
+
+    def _another_try_ms(self) -> float:
+        """Who asked does not ask again: one that failed would leave them to the next periodic one."""
+        if self._asked_from is None or any(id >= self._asked_from for id in self._pending):
+            return float("inf")
+        doublings = min(max(0, self._failures_in_row - 1), _MOST_DOUBLINGS)
+        wait_ms = max(self._settings.min_pause_ms, _FIRST_WAIT_MS * 2.0**doublings)
+        return max(self._pause_until_ms, self._triggered_at_ms + wait_ms)
 
     def _begin(self, start: _Start, now_ms: float) -> Trigger:
         if start.waiting is None:
@@ -236,11 +253,15 @@ class Checkpoints:
             return self._trigger(None, now_ms)
         self._queue.take(start.waiting)
         request = start.waiting.request
-        return self._trigger(request if isinstance(request, SavepointRequest) else None, now_ms)
+        if isinstance(request, SavepointRequest):
+            return self._trigger(request, now_ms)
+        self._asked_from = self._next_id
+        return self._trigger(None, now_ms)
 
     def _trigger(self, savepoint: SavepointRequest | None, now_ms: float) -> Trigger:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
+        self._triggered_at_ms = now_ms
         self._pending[checkpoint] = _Pending(now_ms, set(self._slots), savepoint)
         if savepoint is not None and savepoint.afterwards is Afterwards.SUSPEND:
             # For good unless it fails: a later one would commit results that the savepoint knows nothing of.

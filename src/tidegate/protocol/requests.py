@@ -28,7 +28,7 @@ class Afterwards(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """One more as soon as a place is free, whatever the interval and the pause say."""
+    """One more as soon as a place is free, whatever the interval and the pause say; another one if it fails."""
 
 
 @dataclass(frozen=True, slots=True)

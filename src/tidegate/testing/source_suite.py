@@ -19,6 +19,7 @@ from tidegate.connectors.contract import (
     Source,
     SourceReader,
     SplitEnumerator,
+    Withheld,
 )
 from tidegate.model.ids import CheckpointId
 from tidegate.protocol.admission import ActiveBackpressure, SourceAdmission
@@ -256,6 +257,18 @@ class SourceSuite:
         run.drain()
         assert run.enumerator.discover() == []
         assert isinstance(run.readers[0].poll(_MAX_ROWS), EndOfSource | EndOfData)
+        run.close()
+
+    def test_what_withholds_nothing_has_given_all_and_in_the_end_it_withholds_nothing(self, tmp_path: Path) -> None:
+        run = SourceRun(self.make_source(tmp_path), 2)
+        for _ in range(_IDLE_ROUNDS):
+            run.discover()
+            if run.enumerator.withheld() is Withheld.NOTHING:
+                break
+        assert run.enumerator.withheld() is Withheld.NOTHING
+        assert run.enumerator.discover() == []
+        run.drain()
+        assert run.enumerator.withheld() is Withheld.NOTHING
         run.close()
 
     def test_redistributed_at_every_poll_the_new_readers_give_just_the_rest(self, tmp_path: Path) -> None:

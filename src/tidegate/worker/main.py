@@ -142,7 +142,9 @@ class _Slot:
             self._tear_down_what_failed()
             self._lost_peer = error
             self._lost_peer_due_ms = self._clock.monotonic_ms() + _LOST_PEER_GRACE_MS
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise  # somebody ends the process
+        except BaseException as error:  # sys.exit and a panic of native code too: not to end without a word
             self._report_failure(error)
         # Outside: a lost coordinator ends the slot, it is not a failure of the job.
         self._coordinator.flush()
@@ -216,7 +218,7 @@ class _Slot:
     def _send(self, message: FromSlot) -> None:
         self._coordinator.send(encode(message))
 
-    def _report_failure(self, error: Exception) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         # What is missing here may be there for others: the driver looks for itself before it goes back behind it.
         is_damage = isinstance(error, Damaged) and not isinstance(error, Missing)
         # Before the connections to the peers are closed, which they will report as well.

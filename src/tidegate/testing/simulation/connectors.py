@@ -8,7 +8,16 @@ from random import Random
 import msgspec
 import pyarrow as pa
 
-from tidegate.connectors.contract import Assignment, EndOfData, EndOfSource, NothingNow, Polled, Prepared, Rows
+from tidegate.connectors.contract import (
+    Assignment,
+    EndOfData,
+    EndOfSource,
+    NothingNow,
+    Polled,
+    Prepared,
+    Rows,
+    Withheld,
+)
 from tidegate.model.errors import Damaged, DidNotHappen, ProtocolViolation
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.protocol.commit import CommitPermit
@@ -101,6 +110,9 @@ class SimEnumerator:
         found = found[: self.source.splits_per_look]
         self._assigned.update(found)
         return [Assignment(split % self.parallelism, msgspec.msgpack.encode(split)) for split in found]
+
+    def withheld(self) -> Withheld:
+        return Withheld.NOTHING if self.is_complete() else Withheld.UNTIL_LATER
 
     def is_complete(self) -> bool:
         return len(self._assigned) >= self.source.available
