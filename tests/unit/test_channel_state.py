@@ -202,10 +202,10 @@ class Slot:
 
     def __init__(self, store: Store, *, inline_below_bytes: int = 0) -> None:
         self.said: list[Acknowledge] = []
-        self._background = SimBackground()
+        self.background = SimBackground()
         self.clock = ManualClock()
         self.ahead = StoredAhead(
-            slot=SlotIndex(0), generation=GENERATION, store=store, background=self._background, clock=self.clock
+            slot=SlotIndex(0), generation=GENERATION, store=store, background=self.background, clock=self.clock
         )
         self.snapshots = SlotSnapshots(
             slot=SlotIndex(0),
@@ -213,7 +213,7 @@ class Slot:
             tasks=[TASK],
             store=store,
             open_location=lambda location: LocalFiles(Path(location)),
-            background=self._background,
+            background=self.background,
             clock=self.clock,
             inline_below_bytes=inline_below_bytes,
             send=self._hear,
@@ -239,7 +239,7 @@ class Slot:
 
     def work(self) -> None:
         """All that waits for a thread."""
-        while self._background.work_once() or self._background.note_once():
+        while self.background.work_once() or self.background.note_once():
             pass
 
     def begin(

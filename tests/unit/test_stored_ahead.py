@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 
@@ -133,6 +134,19 @@ def test_a_checkpoint_does_not_refer_to_what_was_stored_for_the_next_one(
     assert files(slot.said[-1]) == [file_of(2, 1)]
 
 
+def test_what_a_checkpoint_stores_waits_for_few_files_however_many_there_are(
+    slot: Slot, store: Store, tables: Tables
+) -> None:
+    started(slot)
+    for file in files_of(tables.section(*range(1, 41))):
+        slot.ahead.store_changes(file)
+    stored = [0]
+    while slot.background.work_once() or slot.background.note_once():
+        stored.append(len(store.shared()))
+    assert stored[-1] == 40
+    assert max(later - earlier for earlier, later in pairwise(stored)) == 16
+
+
 def test_what_was_let_go_of_before_it_was_stored_is_not_stored(slot: Slot, store: Store, tables: Tables) -> None:
     kept, gone = tables.section(1), tables.section(2)
     store_changes(slot, kept)
@@ -242,8 +256,8 @@ def test_the_files_of_an_image_that_is_not_whole_are_held_by_the_checkpoints_mea
     images = Images(slot)
     images.store(section)
     for _ in range(2):
-        slot._background.work_once()
-        slot._background.note_once()
+        slot.background.work_once()
+        slot.background.note_once()
     assert store.shared() == [file_of(2, 1)]
     store.down.set()
     slot.work()
@@ -270,8 +284,8 @@ def test_files_of_an_image_that_only_an_older_checkpoint_came_to_hold_are_stored
     section, images = tables.section(1, 2), Images(slot)
     images.store(section)
     for _ in range(2):
-        slot._background.work_once()
-        slot._background.note_once()
+        slot.background.work_once()
+        slot.background.note_once()
     store.down.set()
     slot.work()
     store.down.clear()
@@ -296,7 +310,7 @@ def test_a_file_of_two_images_is_stored_again_for_the_newer_one(
     images.store(older)
     slot.work()
     images.store(newer)
-    slot._background.work_once()
+    slot.background.work_once()
     store.down.set()
     slot.work()
     assert images.said == [None]

@@ -25,8 +25,10 @@ log = logging.getLogger("tidegate")
 
 # With more changes than this that are not stored, tasks take no more input.
 MOST_UNSTORED_BYTES = 64 << 20
-# Stored at one go; what a checkpoint stores waits for that long at the most.
+# Stored at one go; what a checkpoint stores waits for that long at the most. Behind an outage of the store there are
+# many small files, each of which is a request.
 _MOST_AT_ONCE_BYTES = 8 << 20
+_MOST_AT_ONCE_FILES = 16
 _RETRY_AFTER_MS = 1_000.0
 
 
@@ -232,7 +234,7 @@ class StoredAhead:
     def _take_some(self, waiting: deque[_Wanted]) -> list[LocalFile]:
         taken: list[LocalFile] = []
         taken_bytes = 0
-        while waiting and taken_bytes < _MOST_AT_ONCE_BYTES:
+        while waiting and taken_bytes < _MOST_AT_ONCE_BYTES and len(taken) < _MOST_AT_ONCE_FILES:
             file = waiting.popleft().local()
             if file is not None and not self.is_stored(file.name):
                 taken.append(file)
