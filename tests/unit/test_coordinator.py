@@ -268,11 +268,11 @@ def test_nothing_is_drained_while_sources_are_looked_at() -> None:
         assigned = 0
 
         def look_now(self) -> None: ...
-        def are_complete(self) -> bool:
-            return False
+        def have_given_all(self, *, since_round: int) -> bool:
+            return self.rounds >= since_round
 
-        def next_deadline_ms(self) -> float:
-            return float("inf")
+        def wait_for_commit(self) -> bool:
+            return False
 
     draining = Draining()
     splits: Any = Looking()

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from tests.unit.driver_by_hand import SCHEMA, WhenAsked
 from tidegate.connectors.contract import Assignment, Withheld
-from tidegate.coordinator.splits import Splits, _Source, in_parts
-from tidegate.model.ids import Generation, VertexId
+from tidegate.coordinator.handing_out import HandingOut, in_parts
+from tidegate.coordinator.splits import Splits, _Source
+from tidegate.model.ids import Generation, SlotIndex, VertexId
 from tidegate.network.messages import AssignSplits
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Scan, Sink
@@ -45,8 +46,42 @@ def test_without_splits_only_their_end_is_told() -> None:
 
 
 def test_what_fills_a_message_exactly_is_one() -> None:
-    assert [len(part) for part in in_parts([bytes(1 << 20)] * 4)] == [4]
+    assert [(len(part), size_bytes) for part, size_bytes in in_parts([bytes(1 << 20)] * 4)] == [(4, 4 << 20)]
     assert list(in_parts([])) == []
+
+
+def test_a_slot_is_told_of_more_splits_as_it_reports_those_it_has() -> None:
+    """A million files at once would fill its connection, which counts as a slot that hangs."""
+    told: list[tuple[int, AssignSplits]] = []
+    handing = HandingOut(Generation(1), lambda slot, message: told.append((slot, message)))
+    splits = [number.to_bytes(1 << 20) for number in range(100)]
+    for slot in (0, 1):
+        handing.give(VertexId(0), SlotIndex(slot), splits, is_last=True)
+    assert [len(message.splits) for slot, message in told if slot == 0] == [4] * 8
+    handing.on_received(SlotIndex(0), 7)
+    assert len(told) == 2 * 8 + 1, "the first message is read, the second one half"
+    received = 7
+    while (now := sum(len(message.splits) for slot, message in told if slot == 0)) > received:
+        assert now - received <= 36, "eight messages, and what was read of one more"
+        received = now
+        handing.on_received(SlotIndex(0), received)
+    assert [split for slot, message in told if slot == 0 for split in message.splits] == splits
+    assert [message.is_last for slot, message in told if slot == 0] == [False] * 24 + [True]
+    assert len([message for slot, message in told if slot == 1]) == 8, "each by what it reported itself"
+
+
+def test_a_later_vertex_waits_behind_what_a_slot_has_not_been_told() -> None:
+    told: list[AssignSplits] = []
+    handing = HandingOut(Generation(1), lambda slot, message: told.append(message))
+    handing.give(VertexId(0), SlotIndex(0), [bytes(1 << 20)] * 40, is_last=False)
+    handing.give(VertexId(1), SlotIndex(0), [], is_last=True)
+    assert len(told) == 8
+    handing.on_received(SlotIndex(0), 32)
+    assert [(message.vertex, len(message.splits), message.is_last) for message in told[8:]] == [
+        (0, 4, False),
+        (0, 4, False),
+        (1, 0, True),
+    ]
 
 
 # -- sources with a limit

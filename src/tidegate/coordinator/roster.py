@@ -1,5 +1,6 @@
 """The slots that are connected: accepts them by the handshake, hears them, notices when one is gone."""
 
+import logging
 import selectors
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from tidegate.model.clock import Clock
+from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener, SlotAddress
 from tidegate.network.connection import ConnectionLost, ControlConnection
@@ -15,6 +17,8 @@ from tidegate.network.handshake_server import Accepted, Acceptor
 from tidegate.network.messages import FromSlot, SlotIntroduction, ToSlot, decode_from_slot, encode
 from tidegate.storage.decoding import from_msgpack
 from tidegate.worker.mailbox import Mailbox
+
+log = logging.getLogger("tidegate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Roster:
         self._clock = clock
         self._launch = 0
         self._members: dict[SlotIndex, _Member] = {}
+        self._given_up: list[SlotGone] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(mailbox.fileno(), selectors.EVENT_READ, mailbox)
         self._listener = Listener(bind_host=bind_host)
@@ -68,6 +73,7 @@ class Roster:
 
     def expect_launch(self, launch: int) -> None:
         self.dismiss()
+        self._given_up.clear()
         self._launch = launch
 
     def members(self) -> frozenset[SlotIndex]:
@@ -81,16 +87,24 @@ class Roster:
 
     def tell(self, slot: SlotIndex, message: ToSlot) -> None:
         member = self._members.get(slot)
-        if member is not None:
+        if member is None:
+            return
+        try:
             member.connection.send(encode(message))  # a lost peer shows when it is read
+        except ProtocolViolation as error:
+            # It reads nothing any more. That is the end of its generation, not of the driver.
+            log.error("Slot %d is given up: %s", slot, error)
+            self._drop(slot)
+            self._given_up.append(SlotGone(slot, member.introduction.pid))
 
     def tell_all(self, message: ToSlot) -> None:
-        for slot in self._members:
+        for slot in list(self._members):
             self.tell(slot, message)
 
     def poll(self, timeout_ms: float) -> list[RosterEvent]:
-        events: list[RosterEvent] = []
-        for key, _ in self._selector.select(max(0.0, timeout_ms) / 1000):
+        events: list[RosterEvent] = list(self._given_up)
+        self._given_up.clear()
+        for key, _ in self._selector.select(0.0 if events else max(0.0, timeout_ms) / 1000):
             match key.data:
                 case Acceptor() as acceptor:
                     events += self._join(acceptor.on_ready(key))

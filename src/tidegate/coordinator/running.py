@@ -119,6 +119,8 @@ class Running:
                 self._rates.on_progress(slot, message)
                 self._progress[slot] = message
                 self._draining.on_progress(slot, message)
+                if self._current is not None:
+                    self._current[1].on_received(slot, message.splits_received)
                 if self.first_row_after_ms is None and any(t.rows_in for t in message.tasks if t.task.vertex == 0):
                     self.first_row_after_ms = self._clock.monotonic_ms() - self._started_at_ms
             case InputEnded():

@@ -1,7 +1,7 @@
 """Finds the sources' splits on the driver and hands each to its reader."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.connectors.contract import (
@@ -13,6 +13,7 @@ from tidegate.connectors.contract import (
     Withheld,
 )
 from tidegate.connectors.registry import open_source
+from tidegate.coordinator.handing_out import HandingOut
 from tidegate.model.ids import Generation, SlotIndex, TaskId, VertexId
 from tidegate.network.messages import AssignSplits
 from tidegate.plan.physical import JobPlan
@@ -22,8 +23,6 @@ log = logging.getLogger("tidegate")
 
 # As often as Structured Streaming looks when it is idle would load a large folder; this is soon enough for people.
 LOOK_EVERY_MS = 500.0
-# Far below what a message may have.
-_MESSAGE_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -56,10 +55,14 @@ class Splits:
     on_error: Callable[[BaseException], None]
     assigned: int = 0
     rounds: int = 0
+    _handing_out: HandingOut = field(init=False)
     _sources: list[_Source] = field(default_factory=list)
     _next_look_ms: float = 0.0
     _is_looking: bool = False
     _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._handing_out = HandingOut(self.generation, self.tell)
 
     def open(self, source_states: Mapping[TaskId, bytes], *, available_now: bool) -> None:
         """Blocking: lists storage. `source_states` are the readers' positions in the restored checkpoint."""
@@ -108,6 +111,11 @@ class Splits:
             if source.vertex == vertex and isinstance(source.enumerator, FollowsCommits) and not self._is_closed:
                 self._tell(source.enumerator, committed)
 
+    def on_received(self, slot: SlotIndex, count: int) -> None:
+        """What a slot has reported: so many splits it has by now, and may be told of more."""
+        if not self._is_closed:
+            self._handing_out.on_received(slot, count)
+
     def look_now(self) -> None:
         self._next_look_ms = 0.0
 
@@ -144,26 +152,12 @@ class Splits:
     def _hand_out(self, source: _Source, assignments: Sequence[Assignment], *, is_complete: bool) -> None:
         source.is_complete = is_complete
         self.assigned += len(assignments)
+        by_subtask: dict[int, list[bytes]] = {}
+        for assignment in assignments:
+            by_subtask.setdefault(assignment.subtask, []).append(assignment.split)
         for subtask in range(self.plan.parallelism_of(source.vertex)):
-            splits = [a.split for a in assignments if a.subtask == subtask]
-            parts = list(in_parts(splits))
-            for number, part in enumerate(parts or [[]] * is_complete, 1):
-                is_last = is_complete and number >= len(parts)
-                self.tell(SlotIndex(subtask), AssignSplits(self.generation, source.vertex, part, is_last))
-
-
-def in_parts(splits: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """As many at a time as go well into a message: a folder may have a million files."""
-    part: list[bytes] = []
-    size_bytes = 0
-    for split in splits:
-        part.append(split)
-        size_bytes += len(split)
-        if size_bytes >= _MESSAGE_BYTES:
-            yield part
-            part, size_bytes = [], 0
-    if part:
-        yield part
+            splits = by_subtask.get(subtask, [])
+            self._handing_out.give(source.vertex, SlotIndex(subtask), splits, is_last=is_complete)
 
 
 def _warn(error: BaseException | None) -> None:
