@@ -323,9 +323,3 @@ def test_a_row_group_that_cannot_be_written_fails_the_epoch_and_the_next_rows(
         for _ in range(20):
             writer.write(partitioned_rows(10, 2))
     writer.close()
-
-
-def test_what_is_held_back_is_found_again_under_the_other_name_of_a_bucket(tmp_path: Path) -> None:
-    sinks = [sink_of("json", tmp_path, checkpointLocation=f"{scheme}://bucket/chk") for scheme in ("s3", "s3a")]
-    other = sink_of("json", tmp_path, checkpointLocation="s3://bucket/other")
-    assert sinks[0] == sinks[1] != other

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_durable import Place, manifest, take_savepoint
+from tests.unit.test_durable import STATE, Place, manifest, take_savepoint
 from tests.unit.test_durable import place as place
 from tidegate.coordinator.durable import GenerationBasis
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint
+from tidegate.model.ids import CheckpointId
+from tidegate.storage.store import LocalFiles
 
 
 @pytest.fixture
@@ -50,13 +52,33 @@ def test_another_jobs_checkpoint_whose_output_is_not_out_is_refused(place: Place
     job.complete(manifest(2, has_state=False))
     starting = place.open(restore_from=f"{other.folder}/checkpoints/2-g1")
     with pytest.raises(
-        IncompatibleCheckpoint, match="Checkpoint 2 of .* is not committed yet.*start that one once more"
+        IncompatibleCheckpoint, match="Checkpoint 2 of .* is not committed yet.*start that one once more, where"
     ):
         starting.check_compatible()
     with pytest.raises(IncompatibleCheckpoint):
         starting.start_generation(at_ms=0)
     other.open().start_generation(at_ms=1)
     starting.check_compatible()
+
+
+def test_a_savepoint_whose_output_is_not_out_is_refused_while_it_lies_with_its_query(tmp_path: Path) -> None:
+    other, starting = Place(tmp_path / "other"), Place(tmp_path / "new")
+    job = other.started()
+    folder = other.folder / "savepoints" / "savepoint-7-g1"
+    LocalFiles(folder).put("0.state", STATE)
+    job.complete(manifest(7, is_savepoint=True), location=str(folder))
+    with pytest.raises(IncompatibleCheckpoint, match="Checkpoint 7 of .* is not committed yet"):
+        starting.open(restore_from=str(folder)).check_compatible()
+    job.commit(CheckpointId(7), manifest(7, is_savepoint=True))
+    starting.open(restore_from=str(folder)).check_compatible()
+
+
+def test_a_copy_whose_log_is_not_whole_is_taken_as_it_is(place: Place, tmp_path: Path) -> None:
+    """It was made while its query wrote to it."""
+    other = Place(tmp_path / "other")
+    other.take(other.started(), manifest(1))
+    sorted((other.folder / "log").iterdir())[1].unlink()
+    assert started_from(place, f"{other.folder}/checkpoints/1-g1").restored_checkpoint == 1
 
 
 def test_a_jobs_own_checkpoint_comes_first(place: Place, savepoint: str) -> None:

@@ -1,6 +1,5 @@
 """The slots that are connected, as the driver hears of them."""
 
-import logging
 import selectors
 import socket
 from collections.abc import Iterator
@@ -8,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate.coordinator.roster import Roster, SlotGone, _Member
+from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import Generation, SlotIndex, VertexId
-from tidegate.network import connection
+from tidegate.network import connection, frames
 from tidegate.network.address import SlotAddress
 from tidegate.network.connection import ControlConnection
 from tidegate.network.messages import AssignSplits, Leave, SlotIntroduction
@@ -40,17 +40,17 @@ def join(roster: Roster) -> socket.socket:
 
 
 def test_a_slot_that_reads_nothing_any_more_is_gone_and_the_driver_goes_on(
-    roster: Roster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_QUEUED_CONTROL_BYTES", 1 << 20)
     theirs = join(roster)
     message = AssignSplits(Generation(1), VertexId(0), [bytes(1 << 18)], False)
-    with caplog.at_level(logging.ERROR, "tidegate"):
-        for _ in range(20):
-            roster.tell(SLOT, message)
-    assert "Slot 0 is given up" in caplog.text and "its process hangs" in caplog.text
+    for _ in range(20):
+        roster.tell(SLOT, message)
     roster.tell_all(Leave("the query ends"))
-    assert roster.poll(60_000.0) == [SlotGone(SLOT, 4711)]
+    (gone,) = roster.poll(60_000.0)
+    assert isinstance(gone, SlotGone) and (gone.slot, gone.pid) == (SLOT, 4711)
+    assert gone.why is not None and "slot 0" in gone.why and "its process hangs" in gone.why
     assert (roster.members(), roster.poll(0.0)) == (frozenset(), [])
     theirs.close()
 
@@ -63,4 +63,16 @@ def test_who_is_given_up_with_one_launch_is_not_missed_in_the_next(
     roster.tell(SLOT, Leave("the query ends"))
     roster.expect_launch(2)
     assert roster.poll(0.0) == []
+    theirs.close()
+
+
+def test_a_message_that_no_slot_could_read_is_no_fault_of_the_slot(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be as long for the next slot: starting again does not help."""
+    monkeypatch.setattr(frames, "MAX_CONTROL_BYTES", 10)
+    theirs = join(roster)
+    with pytest.raises(ProtocolViolation):
+        roster.tell(SLOT, Leave("the query ends, which takes more than ten bytes to say"))
+    assert roster.members() == {SLOT}
     theirs.close()

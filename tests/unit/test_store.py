@@ -258,3 +258,17 @@ def test_many_objects_are_deleted_in_one_request() -> None:
 
     delete_all(ObjectStore("s3://b", Deleting()), (f"shared/{number}" for number in range(3)))
     assert requests == [["shared/0", "shared/1", "shared/2"]]
+
+
+def test_a_service_that_takes_no_list_is_asked_file_by_file() -> None:
+    class OneByOne(MemoryStore):
+        def delete(self, paths: Any) -> None:
+            if not isinstance(paths, str):
+                raise GenericError("501 Not Implemented")
+            super().delete(paths)
+
+    store = ObjectStore("s3://b", OneByOne())
+    for name in ("a", "b", "c"):
+        store.put(name, b"x")
+    delete_all(store, ["a", "b", "never/there"])
+    assert store.list() == ["c"]

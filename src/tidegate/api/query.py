@@ -130,7 +130,10 @@ class StreamingQuery:
         return None if timeout is None else has_ended
 
     def processAllAvailable(self) -> None:
-        """Waits until all data that is there now is processed and committed."""
+        """Waits until all data that is there now is processed and committed.
+
+        As in Spark it does not return while data keeps coming: here, as fast as a source's limit lets it through.
+        """
         self._refuse_from_inside("processAllAvailable()")
         self._feed_all_available()
         self._drain()

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import tempfile
 import uuid
+from pathlib import Path
 from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
@@ -508,8 +509,7 @@ class DataStreamWriter:
                 )
             return tempfile.mkdtemp(prefix="tidegate-"), True
         path = local_path(options.checkpoint_location)
-        # One folder has one name, also behind a link: what a sink holds back is found again by it.
-        return (options.checkpoint_location.rstrip("/") if path is None else str(path.resolve())), False
+        return (options.checkpoint_location.rstrip("/") if path is None else str(Path(path).absolute())), False
 
     def _refuse_taken(self, location: str, name: str) -> None:
         job_id = str(uuid.uuid5(uuid.NAMESPACE_URL, location))

@@ -28,7 +28,6 @@ from tidegate.connectors.sink_encodings import ROW_GROUP_BYTES, EncodedFile, Enc
 from tidegate.model.errors import OptionError
 from tidegate.model.ids import CheckpointId, Generation, TaskId
 from tidegate.model.units import parse_size_bytes
-from tidegate.storage.hadoop_settings import S3_SCHEMES
 from tidegate.storage.store import make_folder, sync_folder
 
 # Spark skips names that start with an underscore, so nobody reads what is in here.
@@ -97,16 +96,9 @@ def file_sink(options: Options, encoding: Encoding, schema: pa.Schema, *, what: 
         partition_by=_partition_columns(options, schema, zone=zone, what=what),
         compaction=_compaction(options),
         zone=zone,
-        owner=_owner(location),
+        owner=hashlib.sha256(location.encode()).hexdigest()[:8],
         what=what,
     )
-
-
-def _owner(location: str) -> str:
-    """The same for a bucket by each of its schemes: a query goes on under either."""
-    scheme, separator, path = location.partition("://")
-    one = f"{S3_SCHEMES[0]}://{path}" if separator and scheme in S3_SCHEMES else location
-    return hashlib.sha256(one.encode()).hexdigest()[:8]
 
 
 def _check_names(schema: pa.Schema, *, what: str) -> None:

@@ -129,8 +129,8 @@ class Driver:
                     self._bringing_up.on_joined()
             case SlotGone() if not self._launch.is_there:
                 return  # of a launch that has exited, whose end was heard before
-            case SlotGone(slot, pid):
-                self._fail(SlotLost(f"Slot {slot} (process {pid}) is gone."))
+            case SlotGone(slot, pid, why):
+                self._fail(SlotLost(f"Slot {slot} (process {pid}) is gone." if why is None else why))
             case SlotSaid(slot, message):
                 self._last_word_ms[slot] = self._clock.monotonic_ms()
                 self._on_message(slot, message)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidegate.model.errors import IncompatibleCheckpoint, Missing
+from tidegate.model.errors import Damaged, IncompatibleCheckpoint, Missing
 from tidegate.storage import layout
-from tidegate.storage.job_log import JobLog, uncommitted
+from tidegate.storage.job_log import CheckpointCompleted, JobLog, uncommitted
 from tidegate.storage.manifests import Manifest, decode_manifest
 from tidegate.storage.store import Store
 
@@ -32,18 +32,29 @@ def open_named(restore_from: str, open_location: Callable[[str], Store]) -> Name
             f"missing. Name one in the folder {layout.CHECKPOINTS!r} of a checkpointLocation, or a savepoint."
         ) from None
     named = NamedCheckpoint(location, path, store, decode_manifest(content, name=f"{location}/{path}"))
-    if named.manifest.committables and _is_open(named):
+    if named.manifest.committables and _is_open(named, open_location):
         raise IncompatibleCheckpoint(
             f"Checkpoint {named.manifest.checkpoint} of {location} is complete, but what was written for it is not "
-            f"committed yet, and only its own query can do that: start that one once more, or name an older checkpoint."
+            f"committed yet, and only its own query can do that: start that one once more, where it ran, or name an "
+            f"older checkpoint."
         )
     return named
 
 
-def _is_open(named: NamedCheckpoint) -> bool:
-    """By the log of the job that it is of; a savepoint's folder has none."""
-    entries = JobLog(named.store, driver="a reader").read()
-    return any(completed.manifest == named.path for completed in uncommitted(entries))
+def _is_open(named: NamedCheckpoint, open_location: Callable[[str], Store]) -> bool:
+    """By the log of the job that it is of, where there is one."""
+    above = named.location.rpartition("/")[0]
+    try:
+        if above.endswith(f"/{layout.SAVEPOINTS}"):
+            job = open_location(above.removesuffix(f"/{layout.SAVEPOINTS}"))
+            return any(completed.location == named.location for completed in _uncommitted_of(job))
+        return any(completed.manifest == named.path for completed in _uncommitted_of(named.store))
+    except Damaged:
+        return False  # a log that was copied while its query wrote to it: nothing is known then
+
+
+def _uncommitted_of(job: Store) -> list[CheckpointCompleted]:
+    return uncommitted(JobLog(job, driver="a reader").read())
 
 
 def locate(path: str) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """The slots that are connected: accepts them by the handshake, hears them, notices when one is gone."""
 
-import logging
 import selectors
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,16 +8,13 @@ from typing import TypeAlias
 import msgspec
 
 from tidegate.model.clock import Clock
-from tidegate.model.errors import ProtocolViolation
 from tidegate.model.ids import SlotIndex
 from tidegate.network.address import Listener, SlotAddress
-from tidegate.network.connection import ConnectionLost, ControlConnection
+from tidegate.network.connection import ConnectionLost, ControlConnection, NothingIsRead
 from tidegate.network.handshake_server import Accepted, Acceptor
 from tidegate.network.messages import FromSlot, SlotIntroduction, ToSlot, decode_from_slot, encode
 from tidegate.storage.decoding import from_msgpack
 from tidegate.worker.mailbox import Mailbox
-
-log = logging.getLogger("tidegate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +31,11 @@ class SlotSaid:
 
 @dataclass(frozen=True, slots=True)
 class SlotGone:
+    """`why`: if it did not go by itself."""
+
     slot: SlotIndex
     pid: int
+    why: str | None = None
 
 
 RosterEvent: TypeAlias = SlotJoined | SlotSaid | SlotGone
@@ -91,11 +90,10 @@ class Roster:
             return
         try:
             member.connection.send(encode(message))  # a lost peer shows when it is read
-        except ProtocolViolation as error:
-            # It reads nothing any more. That is the end of its generation, not of the driver.
-            log.error("Slot %d is given up: %s", slot, error)
+        except NothingIsRead as error:
+            # That is the end of its generation, not of the driver.
             self._drop(slot)
-            self._given_up.append(SlotGone(slot, member.introduction.pid))
+            self._given_up.append(SlotGone(slot, member.introduction.pid, why=str(error)))
 
     def tell_all(self, message: ToSlot) -> None:
         for slot in list(self._members):

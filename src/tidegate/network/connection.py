@@ -38,6 +38,10 @@ class ConnectionLost(SlotLost):
     """The peer, or the way to it, is gone."""
 
 
+class NothingIsRead(ProtocolViolation):
+    """The peer is there, but has not read for so long that no more may wait for it."""
+
+
 class ControlConnection:
     """Carries small messages, in order, at once: barriers, cuts, window grants."""
 
@@ -49,7 +53,7 @@ class ControlConnection:
     def send(self, payload: bytes) -> None:
         """Accepts the payload; a lost peer shows at the next `flush` or `receive`, which stay due until then."""
         if self._outgoing.waiting_bytes + len(payload) > MAX_QUEUED_CONTROL_BYTES:
-            raise ProtocolViolation(
+            raise NothingIsRead(
                 f"The {self._link.name} has {self._outgoing.waiting_bytes} bytes unread by the other side: "
                 "its process hangs; look at its log and restart the job."
             )

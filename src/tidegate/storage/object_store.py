@@ -102,8 +102,8 @@ class ObjectStore:
             try:
                 self.remote.delete(paths)
                 return
-            except FileNotFoundError:
-                pass  # some services say so, and leave those behind it: one by one then
+            except (FileNotFoundError, BaseError):
+                pass  # one is missing, or the service takes no list: one by one then, which says what is wrong
         for path in paths:
             self.delete(path)
 
