@@ -77,11 +77,33 @@ def test_what_a_row_makes_comes_in_slices() -> None:
     assert made.operator.room() > 0
 
 
-def test_a_few_rows_come_at_once() -> None:
+def test_a_few_rows_come_at_once_when_one_has_shown_what_they_take() -> None:
     made = Made()
     made.take((1, [1, 2]), (2, []), (3, [3]))
-    assert made.given == [(1, 1), (1, 2), (3, 3)]
+    assert made.given == [(1, 1)]
+    made.give_all(1000)
+    made.take((4, [4, 5]), (5, []), (6, [6]))
+    assert made.given == [(1, 1), (1, 2), (3, 3), (4, 4), (4, 5), (6, 6)]
     assert not made.operator.holds_rows()
+
+
+def test_rows_that_make_none_show_nothing() -> None:
+    made = Made()
+    made.take((1, []), (2, []))
+    assert made.given == []
+    assert not made.operator.holds_rows()
+    made.take((3, [3, 4]))
+    made.give_all(1000)
+    assert made.given == [(3, 3), (3, 4)]
+
+
+def test_what_small_batches_made_comes_together() -> None:
+    made = Made()
+    for at in range(10):
+        made.take((at, [0, 1, 2]))
+    before = len(made.given)
+    assert made.operator.give(20, made.emit) == 20
+    assert made.given == [(at, of) for at in range(10) for of in range(3)][: before + 20]
 
 
 @pytest.mark.parametrize("given_before", [0, 1, 39, 40, 41, 60, 99])

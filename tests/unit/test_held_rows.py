@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.model.ids import KeyGroupRange, TaskId, VertexId
+from tidegate.operators import held_rows
 from tidegate.operators.build import build_operator
 from tidegate.operators.contract import GivesLater, TaskContext
 from tidegate.plan.expressions import Column
@@ -103,6 +104,30 @@ def test_a_snapshot_in_between_holds_the_rows_that_have_not_gone_in(spec: EvalPy
     again = Made(spec, restored=made.stored())
     again.give_all(1000)
     assert made.given + again.given == [(v, 2 * v) for v in range(MANY)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["udf", "iterator udf", "mapInArrow"])
+def test_small_frames_that_are_held_go_in_together_but_not_with_those_of_other_names(
+    spec: EvalPythonSpec | MapInArrowSpec,
+) -> None:
+    made = Made(spec)
+    frames = [pa.record_batch([pa.array(range(at, at + 20), pa.int64())], INPUT) for at in range(0, 200, 20)]
+    renamed = [frame.rename_columns(["was"]) for frame in frames[:5]] + frames[5:]
+    for frame in renamed:
+        made.operator.process(frame, made.emit)
+    again = Made(spec, restored=made.stored())
+    for each in (made, again):
+        assert [each.operator.give(70, each.emit) for _ in range(4)] == [70, 30, 70, 30]
+        assert each.given == [(v, 2 * v) for v in range(200)]
+        assert each.largest_call == 70
+
+
+def test_large_frames_that_are_held_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_rows, "_GATHERED_BYTES", 100 * 8)
+    made = Made(UDF)
+    for _ in range(2):
+        made.take(200)
+    assert [made.operator.give(150, made.emit) for _ in range(3)] == [150, 50, 150]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=["udf", "iterator udf", "mapInArrow"])

@@ -128,7 +128,7 @@ def test_rows_do_not_overtake_those_that_are_held() -> None:
     task = Task(spec_of(JoinType.INNER, TABLE))
     task.process([(1, 0)])
     assert task.process([(2, 1)]) == []
-    assert task.all_held()[-1] == [(2, 1, 2, 0)]
+    assert task.all_held()[-1][-1] == (2, 1, 2, 0)
 
 
 def test_few_pairs_come_at_once_and_so_do_all_that_belong_to_the_epoch_of_their_rows() -> None:

@@ -19,6 +19,7 @@ from tidegate.plan.expressions import Call, Column
 from tidegate.plan.nodes import JoinType, StaticTable, StreamSide
 from tidegate.plan.physical import Giving, StaticJoinSpec
 from tidegate.state.contract import RestoredSection
+from tidegate.testing.manual_clock import ManualClock
 
 STREAM = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 TABLE = pa.schema([("id", pa.int64()), ("limit", pa.int64())])
@@ -55,7 +56,9 @@ def spec_of(
 def opened(spec: StaticJoinSpec, restored: Sequence[RestoredSection] = ()) -> Operator:
     operator = build_operator(spec)
     none: Any = None
-    operator.open(TaskContext(TaskId(VertexId(0), 0), 1, 128, KeyGroupRange(0, 128), none, none, none), restored)
+    operator.open(
+        TaskContext(TaskId(VertexId(0), 0), 1, 128, KeyGroupRange(0, 128), ManualClock(), none, none), restored
+    )
     return operator
 
 

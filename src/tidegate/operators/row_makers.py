@@ -15,7 +15,7 @@ from tidegate.operators.contract import Emit, Stateless, TaskContext
 from tidegate.operators.held_rows import GivesInOrder, encode_batch
 from tidegate.plan.kernels import compile_expand, compile_generate
 from tidegate.plan.kernels.generators import Exploded
-from tidegate.plan.physical import ExpandSpec, GenerateSpec
+from tidegate.plan.physical import ExpandSpec, GenerateSpec, Giving
 from tidegate.state.contract import Redistribution, RestoredSection, Section
 from tidegate.storage.decoding import from_msgpack
 
@@ -43,6 +43,7 @@ class ExplodeOperator(GivesInOrder[_Held]):
         )
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        super().open(context, restored)
         for section in restored:
             for item in from_msgpack(section.data, list[bytes]):
                 rest = from_msgpack(item, _StoredRest)
@@ -52,22 +53,29 @@ class ExplodeOperator(GivesInOrder[_Held]):
 
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         exploded = self._explode(rows)
-        if self._goes_at_once(exploded.count):
+        if exploded.count == 0:
+            return
+        if self._giving is Giving.AT_ONCE:
             for piece in exploded:
                 emit(piece)
-        else:
-            self._hold(_Held(exploded))
+            return
+        count = self._at_once(exploded.count)
+        if count:
+            self._timed(emit, exploded.made(0, count))
+        self._hold(_Held(exploded, count))
 
     def give(self, max_rows: int, emit: Emit) -> int:
-        if not self._held:
-            return 0
-        held = self._held[0]
-        first, last = held.given, min(held.given + max_rows, held.exploded.count)
-        if last == held.exploded.count:
-            self._held.popleft()
-        held.given = last
-        emit(held.exploded.made(first, last))
-        return last - first
+        given = 0
+        # What small batches made is one slice together.
+        while self._held and given < max_rows:
+            held = self._held[0]
+            first, last = held.given, min(held.given + max_rows - given, held.exploded.count)
+            if last == held.exploded.count:
+                self._held.popleft()
+            held.given = last
+            self._timed(emit, held.exploded.made(first, last))
+            given += last - first
+        return given
 
     def snapshot(self) -> list[Section]:
         if not self._held:

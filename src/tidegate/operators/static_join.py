@@ -99,6 +99,7 @@ class StaticJoinOperator(GivesInOrder[_Held]):
         self._store = RowStore()
 
     def open(self, context: TaskContext, restored: Sequence[RestoredSection]) -> None:
+        super().open(context, restored)
         self._read_table()
         made = [section for section in restored if section.name == PAIRS_SECTION]
         rows = [section for section in restored if section.name != PAIRS_SECTION]
@@ -108,35 +109,17 @@ class StaticJoinOperator(GivesInOrder[_Held]):
     def process(self, rows: pa.RecordBatch, emit: Emit) -> None:
         if rows.num_rows == 0:
             return
-        if self._held:
+        if self._held or not self._pace.has_time():
             self._held.append(_Rows(rows))
             return
-        probe = self._probed(rows)
-        if self._giving is Giving.IN_SLICES and probe.pair_count > MOST_PAIRS_AT_ONCE:
-            self._held.append(probe)
-            return
-        while not probe.is_done():
-            self._advance(probe, MOST_PAIRS_AT_ONCE, emit)
+        self._timed(partial(self._join, emit=emit), rows)
 
     def give(self, max_rows: int, emit: Emit) -> int:
-        if not self._held:
-            return 0
-        most = min(max_rows, MOST_PAIRS_AT_ONCE)
-        held = self._held.popleft()
-        match held:
-            case _Made(rows):
-                if rows.num_rows > most:
-                    self._held.appendleft(_Made(rows.slice(most)))
-                emit(rows.slice(0, most))
-                return int(min(most, rows.num_rows))
-            case _Rows(rows):
-                if rows.num_rows > most:
-                    self._held.appendleft(_Rows(rows.slice(most)))
-                return self._give_some(self._probed(rows.slice(0, most)), most, emit)
-            case _Probe():
-                return self._give_some(held, most, emit)
-            case _:
-                assert_never(held)
+        given, most = 0, min(max_rows, MOST_PAIRS_AT_ONCE)
+        # What small batches meet is one slice together.
+        while self._held and given < most:
+            given += self._give_next(most - given, emit)
+        return given
 
     def snapshot(self) -> list[Section]:
         rows: list[pa.RecordBatch] = []
@@ -171,6 +154,14 @@ class StaticJoinOperator(GivesInOrder[_Held]):
         ends_us = np.full(rows.num_rows, _NEVER_US)
         self._store.add(rows, hashes, ends_us, np.zeros(rows.num_rows, dtype=np.bool_))
 
+    def _join(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        probe = self._probed(rows)
+        if self._giving is Giving.IN_SLICES and probe.pair_count > MOST_PAIRS_AT_ONCE:
+            self._held.append(probe)
+            return
+        while not probe.is_done():
+            self._advance(probe, MOST_PAIRS_AT_ONCE, emit)
+
     def _table_keys(self, table: pa.RecordBatch) -> pa.RecordBatch:
         keys = self._spec.table.keys
         if not keys:
@@ -190,6 +181,23 @@ class StaticJoinOperator(GivesInOrder[_Held]):
             found = replace(found, probing=asking[found.probing])
             counts[found.probing] = found.counts
         return _Probe(rows, keys, found, np.cumsum(counts), np.zeros(rows.num_rows, dtype=np.bool_))
+
+    def _give_next(self, most: int, emit: Emit) -> int:
+        held = self._held.popleft()
+        match held:
+            case _Made(rows):
+                if rows.num_rows > most:
+                    self._held.appendleft(_Made(rows.slice(most)))
+                emit(rows.slice(0, most))
+                return int(min(most, rows.num_rows))
+            case _Rows(rows):
+                if rows.num_rows > most:
+                    self._held.appendleft(_Rows(rows.slice(most)))
+                return self._give_some(self._probed(rows.slice(0, most)), most, emit)
+            case _Probe():
+                return self._give_some(held, most, emit)
+            case _:
+                assert_never(held)
 
     def _give_some(self, probe: _Probe, most: int, emit: Emit) -> int:
         row, pair = probe.row, probe.pair

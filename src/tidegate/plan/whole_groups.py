@@ -22,7 +22,8 @@ from tidegate.plan.physical import (
     Vertex,
 )
 
-# Of one row, or of one watermark, they may make very many.
+# Of one row, or of one watermark, they may make very many. `explode` is not among them: it gives no more in a step than
+# takes a slice in all that is behind it.
 _MAKING_MANY = (
     AggregateSpec,
     AsyncMapSpec,
