@@ -224,31 +224,49 @@ def test_with_debloating_the_windows_of_a_slow_task_follow_what_it_does_in_the_t
         time.sleep(0.05)
 
 
-def test_the_stream_goes_on_while_one_checkpoint_after_another_expires(
+def test_the_stream_is_hardly_slower_while_one_checkpoint_after_another_expires(
     tmp_path: Path, running: list[Coordinator]
 ) -> None:
-    overloaded = job(
-        tmp_path,
-        rows_per_s=100_000,
-        row_s=0.001,
-        switch_after_ms=None,
-        interval_ms=50,
-        timeout_ms=100,
-        window_bytes=128 << 10,
-        tolerable_failures=1000,
-    )
-    running.append(overloaded)
-    overloaded.start()
+    """With all that a slot does besides; the gates alone are in `tests/unit/test_flow.py`, to the row."""
+
+    def overloaded(folder: str, *, interval_ms: float, timeout_ms: float) -> Coordinator:
+        made = job(
+            tmp_path / folder,
+            rows_per_s=100_000,
+            row_s=0.001,
+            switch_after_ms=None,
+            interval_ms=interval_ms,
+            timeout_ms=timeout_ms,
+            window_bytes=128 << 10,
+            tolerable_failures=1000,
+        )
+        running.append(made)
+        made.start()
+        return made
+
+    undisturbed = overloaded("undisturbed", interval_ms=600_000, timeout_ms=600_000)
     deadline = time.monotonic() + PATIENCE_S
-    while sum(c.failure_reason == "expired" for c in overloaded.view().checkpoints) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    before = _processed(overloaded)
-    while _processed(overloaded) < before + 200:
-        assert time.monotonic() < deadline, "the stream stands still behind checkpoints that nobody waits for"
-        time.sleep(0.02)
-    assert overloaded.view().state == "running"
+    alone: list[float] = []
+    while len(alone) < 30 or not all(alone[-30:]):
+        assert time.monotonic() < deadline, alone
+        time.sleep(0.1)
+        alone.append(_rows_per_s(undisturbed))
+    undisturbed.stop()
+    expiring = overloaded("expiring", interval_ms=50, timeout_ms=100)
+    deadline = time.monotonic() + PATIENCE_S
+    seen: list[float] = []
+    # One good second is enough: several expire in each of them, and a busy machine may spoil some.
+    while _expired(expiring) < 20 or max(seen) < 0.75 * max(alone):
+        assert time.monotonic() < deadline, (max(alone), max(seen), _expired(expiring))
+        time.sleep(0.1)
+        seen.append(_rows_per_s(expiring))
+    assert expiring.view().state == "running"
 
 
-def _processed(coordinator: Coordinator) -> int:
-    return sum(task.rows_in for task in coordinator.view().tasks if not task.is_source)
+def _expired(coordinator: Coordinator) -> int:
+    return sum(checkpoint.failure_reason == "expired" for checkpoint in coordinator.view().checkpoints)
+
+
+def _rows_per_s(coordinator: Coordinator) -> float:
+    """In the last second or so; 0 before the first one is over."""
+    return sum(task.rates.rows_in_per_s for task in coordinator.view().tasks if not task.is_source)

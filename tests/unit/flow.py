@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 import pyarrow as pa
 
-from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Sequence
-from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, Sequence
+from tidegate.network.messages import AbortCheckpoint, BarrierSent, CutSent, PeerMessage
 from tidegate.plan.physical import HashPartitioning
 from tidegate.protocol.barriers import Cut, TakeSnapshot
 from tidegate.protocol.debloat import Debloat
@@ -42,7 +43,7 @@ class Wire:
     """Elements, messages and grants arrive `WIRE_MS` later."""
 
     arriving: deque[tuple[float, int, Arrived]] = field(default_factory=deque)
-    messages: deque[tuple[float, PeerMessage]] = field(default_factory=deque)
+    messages: deque[tuple[float, PeerMessage | AbortCheckpoint]] = field(default_factory=deque)
     now_ms: float = 0.0
 
     def can_accept(self) -> bool:
@@ -52,7 +53,7 @@ class Wire:
         arrived = Arrived(sealed.sequence, epoch, sealed.element, sealed.size_bytes)
         self.arriving.append((self.now_ms + WIRE_MS, channel, arrived))
 
-    def send_message(self, message: PeerMessage) -> None:
+    def send_message(self, message: PeerMessage | AbortCheckpoint) -> None:
         self.messages.append((self.now_ms + WIRE_MS, message))
 
 
@@ -119,6 +120,8 @@ class Receiver:
                 cut = Cut(held_from=message.held_from, before=message.before)
                 heard = self.gate.on_cut(self.channels[message.channel], message.checkpoint, cut, now_ms)
                 self.note(heard, now_ms)
+            elif isinstance(message, AbortCheckpoint):
+                self.gate.on_abort(message.checkpoint)
 
     def step(self, now_ms: float) -> None:
         begins_ms = now_ms
@@ -141,7 +144,8 @@ class Receiver:
 class Flow:
     """All senders to all receivers; `seen` keeps what each receiver had in flight, every 10 ms.
 
-    `interval_ms`: of checkpoints, which last until each receiver has taken its part. `lasted_ms`: those that are over.
+    `interval_ms`: of checkpoints, which last until each receiver has taken its part, or expire after `timeout_ms`.
+    `lasted_ms`: those that are complete. `expired`: which are not. `silent`: senders whose barriers do not come.
     """
 
     def __init__(
@@ -153,13 +157,16 @@ class Flow:
         shares: tuple[float, ...] = (1.0,),
         ahead: MostAhead | None = None,
         interval_ms: float | None = None,
+        timeout_ms: float = inf,
         switch_after_ms: float | None = None,
+        silent: frozenset[int] = frozenset(),
     ) -> None:
         self.now_ms = 0.0
         self.lasted_ms: list[float] = []
+        self.expired: list[CheckpointId] = []
         self.under_way: tuple[CheckpointId, float] | None = None
-        self._interval_ms, self._switch_after_ms = interval_ms, switch_after_ms
-        self._next_trigger_ms = 0.0
+        self._interval_ms, self._timeout_ms, self._switch_after_ms = interval_ms, timeout_ms, switch_after_ms
+        self._next_trigger_ms, self._silent = 0.0, silent
         self.wires = [Wire() for _ in costs]
         bounds = settings.window_bounds(gate_channels=len(supplies), slot_channels=len(supplies))
         self.channels = {
@@ -244,11 +251,14 @@ class Flow:
             checkpoint, began_ms = self.under_way
             self.lasted_ms.append(max(one.taken_part[checkpoint] for one in self.receivers) - began_ms)
             self.under_way = None
+        if self.under_way is not None and now_ms - self.under_way[1] >= self._timeout_ms:
+            self._expire(self.under_way[0])
+            self.under_way = None
         if self.under_way is None and now_ms >= self._next_trigger_ms:
             after_ms = self._switch_after_ms
-            checkpoint = CheckpointId(len(self.lasted_ms) + 1)
+            checkpoint = CheckpointId(len(self.lasted_ms) + len(self.expired) + 1)
             self.under_way, self._next_trigger_ms = (checkpoint, now_ms), now_ms + self._interval_ms
-            for channel in self.channels.values():
+            for channel in (channel for (s, _), channel in self.channels.items() if s not in self._silent):
                 channel.barrier(
                     checkpoint,
                     CheckpointKind.UNALIGNED if after_ms == 0 else CheckpointKind.ALIGNED,
@@ -257,3 +267,10 @@ class Flow:
                     switch_at_ms=None if after_ms is None else now_ms + after_ms,
                 )
                 channel.take_held(checkpoint)
+
+    def _expire(self, checkpoint: CheckpointId) -> None:
+        self.expired.append(checkpoint)
+        for channel in self.channels.values():
+            channel.on_abort(checkpoint)
+        for wire in self.wires:
+            wire.send_message(AbortCheckpoint(Generation(1), checkpoint))

@@ -51,6 +51,33 @@ def test_a_rate_that_wobbles_by_a_tenth_does_not_move_the_window() -> None:
     assert [gate.period(drain=chance.uniform(90, 110), a=20_000) for _ in range(200)] == [[]] * 200
 
 
+@pytest.mark.parametrize("periods", [1, 2, 4])
+def test_a_rate_that_is_back_where_it_was_within_a_second_does_not_move_the_window(periods: int) -> None:
+    gate = Gate(A)
+    gate.period(drain=100.0, a=20_000)
+    for _ in range(20):
+        slow = [gate.period(drain=30.0, a=6_000) for _ in range(periods)]
+        back = [gate.period(drain=100.0, a=20_000) for _ in range(periods)]
+        assert slow + back == [[]] * 2 * periods
+
+
+@pytest.mark.parametrize(("after", "window_bytes"), [(1000.0, 750_000), (10.0, 7_500)])
+def test_a_rate_that_stays_is_followed_after_a_second(after: float, window_bytes: int) -> None:
+    gate = Gate(A)
+    gate.period(drain=100.0, a=20_000)
+    assert [gate.period(drain=after, a=20_000) for _ in range(5)] == [[]] * 5
+    assert gate.period(drain=after, a=20_000) == [SetWindow(A, window_bytes)]
+
+
+def test_a_rate_that_falls_bit_by_bit_is_followed_as_far_as_it_was_a_second_ago() -> None:
+    gate = Gate(A)
+    rates = [100.0 * 0.9**period for period in range(30)]
+    for drain in rates:
+        gate.period(drain=drain, a=20_000)
+    a_second_ago_bytes = rates[-6] * TARGET_MS * 0.75
+    assert a_second_ago_bytes - 1 <= gate.windows[A] <= a_second_ago_bytes / 0.75
+
+
 def test_unequal_channels_share_what_is_left_beside_a_slice_for_each_by_their_own_rates() -> None:
     gate = Gate(A, B, C)
     for _ in range(10):

@@ -5,6 +5,7 @@ window smaller than one slice, which would starve the task, give out more than t
 nor change a window for a mere wobble.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp2
@@ -17,6 +18,10 @@ PERIOD_MS: Final = 200.0
 
 # Of many channels each delivers only now and then, which is not a change of its share.
 SHARE_HALF_LIFE_MS: Final = 5 * PERIOD_MS
+
+# Within about the default target a barrier waits behind fast and slow rows alike: a rate that is soon back where it was
+# has not changed. One that stays is followed so much later.
+BURSTS_WITHIN_MS: Final = 5 * PERIOD_MS
 
 # A smaller change is not made: rates wobble by a tenth or two, each change costs a message to the sender, and a
 # quarter of the target is less than anyone notices.
@@ -52,6 +57,7 @@ class Debloat:
         self._consumed_bytes = dict.fromkeys(self._windows_bytes, 0)  # in the period that lasts
         self._weights_bytes = dict.fromkeys(self._windows_bytes, 0.0)  # what each consumed, the past fading
         self._period_began_ms = now_ms
+        self._rate = _RateBehindBursts()
 
     def on_consumed(self, channel: ChannelId, size_bytes: int) -> None:
         self._consumed_bytes[channel] += size_bytes
@@ -68,7 +74,8 @@ class Debloat:
         self._weigh_shares(elapsed_ms)
         if drain_bytes_per_ms is None or not any(self._weights_bytes.values()):
             return []
-        return self._changes(drain_bytes_per_ms * self._target_ms * PART_OF_TARGET, slice_bytes)
+        rate_bytes_per_ms = self._rate.at(now_ms, drain_bytes_per_ms)
+        return self._changes(rate_bytes_per_ms * self._target_ms * PART_OF_TARGET, slice_bytes)
 
     def next_deadline_ms(self) -> float:
         return self._period_began_ms + PERIOD_MS
@@ -108,3 +115,23 @@ class Debloat:
     def _is_worth_a_change(self, channel: ChannelId, wanted_bytes: int) -> bool:
         window_bytes = self._windows_bytes[channel]
         return wanted_bytes != window_bytes and abs(wanted_bytes - window_bytes) >= LEAST_CHANGE * window_bytes
+
+
+class _RateBehindBursts:
+    """Stays what it was as long as that lies within what was seen of late, and goes no further than to its edge.
+
+    So a rate that swings is one and the same, however far it swings, and one that has changed is followed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()  # when, and the rate then; one per period
+        self._bytes_per_ms: float | None = None
+
+    def at(self, now_ms: float, seen_bytes_per_ms: float) -> float:
+        self._seen.append((now_ms, seen_bytes_per_ms))
+        while self._seen[0][0] < now_ms - BURSTS_WITHIN_MS:
+            self._seen.popleft()
+        rates = [rate for _, rate in self._seen]
+        before = seen_bytes_per_ms if self._bytes_per_ms is None else self._bytes_per_ms
+        self._bytes_per_ms = min(max(before, min(rates)), max(rates))
+        return self._bytes_per_ms
