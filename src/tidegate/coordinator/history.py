@@ -43,8 +43,22 @@ class HeldElsewhere:
     channels: list[StoredChannel] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class SlotPart:
+    """What views show of one slot's acknowledgement."""
+
+    tasks: tuple[TaskCheckpointView, ...]
+    state_bytes: int
+    new_state_bytes: int
+    inflight_bytes: int
+    new_inflight_bytes: int
+    processed_bytes: int
+
+
 @dataclass(slots=True)
 class Underway:
+    """`names`: of the plan's vertices, for who looks before the facts are put together."""
+
     checkpoint: CheckpointId
     triggered_at_ms: float
     triggered_wall_ms: int
@@ -62,9 +76,10 @@ class Underway:
     paused_ms: dict[TaskId, float] = field(default_factory=dict)
     ingest_paused_ms: float = 0.0
     ingest_paused_before_ms: Mapping[str, float] = field(default_factory=dict)
+    names: Mapping[VertexId, str] = field(default_factory=dict)
     _paused_before_ms: dict[TaskId, float] = field(default_factory=dict)
     # Made once per slot: the job is looked at in every turn of the loop.
-    _views: dict[SlotIndex, tuple[TaskCheckpointView, ...]] = field(default_factory=dict)
+    _slot_parts: dict[SlotIndex, SlotPart] = field(default_factory=dict)
 
     def parts(self) -> list[TaskPart]:
         return [part for _, ack in sorted(self.acknowledged.items()) for part in ack.parts]
@@ -75,10 +90,17 @@ class Underway:
         return {vertex: tuple(position for of, position in told if of == vertex) for vertex, _ in told}
 
     def task_views(self) -> tuple[TaskCheckpointView, ...]:
+        return tuple(view for part in self.slot_parts() for view in part.tasks)
+
+    def slot_parts(self) -> list[SlotPart]:
         for slot, ack in self.acknowledged.items():
-            if slot not in self._views:
-                self._views[slot] = tuple(map(_task_view, ack.parts))
-        return tuple(view for _, views in sorted(self._views.items()) for view in views)
+            if slot not in self._slot_parts:
+                self._slot_parts[slot] = _slot_part(ack, self.names)
+        return [part for _, part in sorted(self._slot_parts.items())]
+
+    def unacknowledged(self) -> list[SlotStanding]:
+        """What slots have said that have not acknowledged."""
+        return [said for slot, said in self.standings.items() if slot not in self.acknowledged]
 
     def heard(self, last_words_ms: Mapping[SlotIndex, float]) -> Heard:
         return Heard(
@@ -236,65 +258,35 @@ class History:
     def refused(self, reason: FailureReason) -> None:
         self._statistics.on_refused(reason)
 
-    def completed(
-        self, underway: Underway, *, path: str, duration_ms: float, facts: CheckpointFacts | None = None
-    ) -> None:
-        parts = underway.parts()
-        stored_bytes = sum(_new_state_bytes(ack) for ack in underway.acknowledged.values())
-        inflight_bytes = sum(part.inflight_bytes for part in parts)
-        new_inflight_bytes = sum(part.new_inflight_bytes for part in parts)
-        state_bytes = sum(part.state_bytes for part in parts)
+    def completed(self, underway: Underway, *, path: str, duration_ms: float, facts: CheckpointFacts) -> None:
+        view = replace(
+            in_progress_view(underway, underway.triggered_at_ms + duration_ms),
+            status="completed",
+            kind=_kind(underway.parts()).value,
+            duration_ms=duration_ms,
+            processed_bytes=sum(task.processed_bytes for task in facts.tasks),
+            path=path,
+            tasks=with_facts(underway.task_views(), facts),
+        )
         self._statistics.on_completed(
-            _owner(underway), duration_ms=duration_ms, state_bytes=state_bytes, inflight_bytes=inflight_bytes
+            _owner(underway),
+            duration_ms=duration_ms,
+            state_bytes=view.state_bytes,
+            inflight_bytes=view.inflight_bytes,
         )
-        self._remember(
-            CheckpointView(
-                id=underway.checkpoint,
-                status="completed",
-                kind=_kind(parts).value,
-                is_savepoint=underway.savepoint is not None,
-                triggered_at=_datetime(underway.triggered_wall_ms),
-                duration_ms=duration_ms,
-                state_bytes=state_bytes,
-                new_state_bytes=stored_bytes,
-                inflight_bytes=inflight_bytes,
-                new_inflight_bytes=new_inflight_bytes,
-                processed_bytes=0 if facts is None else sum(task.processed_bytes for task in facts.tasks),
-                path=path,
-                tasks=with_facts(underway.task_views(), facts),
-            ),
-            facts,
-        )
+        self._remember(view, facts)
 
     def failed(
-        self,
-        underway: Underway,
-        *,
-        reason: FailureReason,
-        detail: str | None,
-        now_ms: float,
-        facts: CheckpointFacts | None = None,
+        self, underway: Underway, *, reason: FailureReason, detail: str | None, now_ms: float, facts: CheckpointFacts
     ) -> None:
         """With the numbers of those who had answered, and who had not."""
-        parts = underway.parts()
         self._statistics.on_failed(reason, now_ms - underway.triggered_at_ms)
-        self._remember(
-            CheckpointView(
-                id=underway.checkpoint,
-                status="failed",
-                kind=underway.kind().value,
-                is_savepoint=underway.savepoint is not None,
-                triggered_at=_datetime(underway.triggered_wall_ms),
-                duration_ms=now_ms - underway.triggered_at_ms,
-                state_bytes=sum(part.state_bytes for part in parts),
-                inflight_bytes=sum(part.inflight_bytes for part in parts),
-                new_inflight_bytes=sum(part.new_inflight_bytes for part in parts),
-                failure_reason=reason.value if detail is None else f"{reason.value}: {detail}",
-                tasks=with_facts(underway.task_views(), facts),
-                unreported=_unreported(facts),
-            ),
-            facts,
+        view = replace(
+            in_progress_view(underway, now_ms),
+            status="failed",
+            failure_reason=reason.value if detail is None else f"{reason.value}: {detail}",
         )
+        self._remember(failed_with_facts(view, facts), facts)
 
     def failed_later_known(self, facts: CheckpointFacts) -> None:
         """A slot told how far it had been, once it heard that the checkpoint was given up."""
@@ -303,19 +295,48 @@ class History:
         self._facts[facts.checkpoint] = facts
         for at, view in enumerate(self._views):
             if view.id == facts.checkpoint and view.tasks + view.unreported:
-                self._views[at] = replace(view, tasks=with_facts(view.tasks, facts), unreported=_unreported(facts))
+                self._views[at] = failed_with_facts(view, facts)
 
 
 def in_progress_view(underway: Underway, now_ms: float) -> CheckpointView:
-    parts = underway.parts()
+    """With the numbers of those who have answered, and what the others say that they processed."""
+    parts = underway.slot_parts()
+    others_processed_bytes = sum(map(_processed_bytes, underway.unacknowledged()))
     return CheckpointView(
         id=underway.checkpoint,
         status="in_progress",
-        kind=_kind(parts).value,
+        kind=underway.kind().value,
         is_savepoint=underway.savepoint is not None,
         triggered_at=_datetime(underway.triggered_wall_ms),
         duration_ms=now_ms - underway.triggered_at_ms,
+        state_bytes=sum(part.state_bytes for part in parts),
+        new_state_bytes=sum(part.new_state_bytes for part in parts),
+        inflight_bytes=sum(part.inflight_bytes for part in parts),
+        new_inflight_bytes=sum(part.new_inflight_bytes for part in parts),
+        processed_bytes=sum(part.processed_bytes for part in parts) + others_processed_bytes,
         tasks=underway.task_views(),
+    )
+
+
+def failed_with_facts(view: CheckpointView, facts: CheckpointFacts) -> CheckpointView:
+    """What is known of a failed one, the same from the running query and from storage, which has nothing but facts.
+
+    Of a very wide job facts hold the slots that answered last; of the others it stays what `view` has of their tasks.
+    """
+    told = {str(task.task) for task in facts.tasks}
+    others = tuple(task for task in view.tasks if task.task not in told)
+    tasks = (*with_facts((), facts), *others)
+    return replace(
+        view,
+        kind=facts.kind,
+        state_bytes=sum(task.state_bytes for task in tasks),
+        new_state_bytes=_uploaded_state_bytes(facts),
+        inflight_bytes=sum(task.inflight_bytes for task in tasks),
+        new_inflight_bytes=sum(task.new_inflight_bytes for task in tasks),
+        processed_bytes=sum(task.processed_bytes for task in facts.tasks)
+        + sum(task.processed_bytes for task in others),
+        tasks=tasks,
+        unreported=tuple(str(task.task) for task in facts.tasks if not _has_snapshot(task)),
     )
 
 
@@ -339,6 +360,20 @@ def _new_state_bytes(ack: Acknowledge) -> int:
         file_bytes=ack.length,
         shared=ack.shared,
         new_inflight_bytes=sum(part.new_inflight_bytes for part in ack.parts),
+    )
+
+
+def _uploaded_state_bytes(facts: CheckpointFacts) -> int:
+    """Of slots that had acknowledged: of the others nobody knows how much of it were captured rows."""
+    captured_bytes: dict[int, int] = {}
+    for task in facts.tasks:
+        slot = task.task.subtask
+        captured_bytes[slot] = captured_bytes.get(slot, 0) + task.new_inflight_bytes
+    # What was to be part of the manifest was never written, be it state or captured rows.
+    return sum(
+        max(0, slot.stored_bytes - captured_bytes.get(slot.slot, 0))
+        for slot in facts.slots
+        if slot.acknowledged_ms is not None
     )
 
 
@@ -376,8 +411,9 @@ def _numbers(part: TaskPart) -> dict[str, float]:
     }
 
 
-def _unreported(facts: CheckpointFacts | None) -> tuple[str, ...]:
-    return () if facts is None else tuple(str(task.task) for task in facts.tasks if task.snapshot_ms is None)
+def _has_snapshot(task: TaskFacts) -> bool:
+    """Also if that seems to have come after the end, or nobody knows when: then it is in what its slot acknowledged."""
+    return task.snapshot_ms is not None or task.async_ms is not None
 
 
 def with_facts(views: tuple[TaskCheckpointView, ...], facts: CheckpointFacts | None) -> tuple[TaskCheckpointView, ...]:
@@ -388,7 +424,7 @@ def with_facts(views: tuple[TaskCheckpointView, ...], facts: CheckpointFacts | N
     merged: list[TaskCheckpointView] = []
     for task in facts.tasks:
         view = known.pop(str(task.task), None)
-        if view is None and task.snapshot_ms is None:
+        if view is None and not _has_snapshot(task):
             continue
         view = _view_of(task) if view is None else view
         merged.append(replace(view, name=task.name, processed_bytes=task.processed_bytes))
@@ -408,7 +444,24 @@ def _view_of(task: TaskFacts) -> TaskCheckpointView:
     )
 
 
-def _task_view(part: TaskPart) -> TaskCheckpointView:
+def _slot_part(ack: Acknowledge, names: Mapping[VertexId, str]) -> SlotPart:
+    standings = () if ack.standing is None else ack.standing.tasks
+    processed_bytes = {said.task: said.processed_bytes for said in standings}
+    return SlotPart(
+        tasks=tuple(_task_view(part, names.get(part.task.vertex, ""), processed_bytes) for part in ack.parts),
+        state_bytes=sum(part.state_bytes for part in ack.parts),
+        new_state_bytes=_new_state_bytes(ack),
+        inflight_bytes=sum(part.inflight_bytes for part in ack.parts),
+        new_inflight_bytes=sum(part.new_inflight_bytes for part in ack.parts),
+        processed_bytes=sum(processed_bytes.values()),
+    )
+
+
+def _processed_bytes(said: SlotStanding) -> int:
+    return sum(task.processed_bytes for task in said.tasks)
+
+
+def _task_view(part: TaskPart, name: str, processed_bytes: Mapping[TaskId, int]) -> TaskCheckpointView:
     return TaskCheckpointView(
         task=str(part.task),
         start_delay_ms=part.start_delay_ms,
@@ -418,4 +471,6 @@ def _task_view(part: TaskPart) -> TaskCheckpointView:
         state_bytes=part.state_bytes,
         inflight_bytes=part.inflight_bytes,
         new_inflight_bytes=part.new_inflight_bytes,
+        processed_bytes=processed_bytes.get(part.task, 0),
+        name=name,
     )

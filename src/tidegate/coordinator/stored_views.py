@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from tidegate.coordinator.history import new_state_bytes, with_facts
+from tidegate.coordinator.history import failed_with_facts, new_state_bytes, with_facts
 from tidegate.coordinator.views import CheckpointView, TaskCheckpointView
 from tidegate.model.errors import Damaged
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
@@ -99,21 +99,16 @@ def _completed(store: Store, location: str, completed: CheckpointCompleted, know
 
 
 def _failed(facts: CheckpointFacts) -> CheckpointView:
-    reason = facts.failure if facts.detail is None else f"{facts.failure}: {facts.detail}"
-    return CheckpointView(
+    view = CheckpointView(
         id=facts.checkpoint,
         status=facts.outcome.value,
         kind=facts.kind,
         is_savepoint=facts.is_savepoint,
         triggered_at=_datetime(facts.triggered_at_ms),
         duration_ms=facts.duration_ms,
-        state_bytes=sum(task.state_bytes for task in facts.tasks),
-        inflight_bytes=sum(task.inflight_bytes for task in facts.tasks),
-        new_inflight_bytes=sum(task.new_inflight_bytes for task in facts.tasks),
-        processed_bytes=sum(task.processed_bytes for task in facts.tasks),
-        failure_reason=reason,
-        tasks=with_facts((), facts),
+        failure_reason=facts.failure if facts.detail is None else f"{facts.failure}: {facts.detail}",
     )
+    return failed_with_facts(view, facts)
 
 
 def _new_inflight_bytes(facts: CheckpointFacts | None, task: str) -> int:
