@@ -33,9 +33,11 @@ from tidegate.state.contract import ROW_LOG_SECTION
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, CheckpointSkipped, JobLog, RolledBack
 from tidegate.storage.manifests import Manifest
+from tidegate.storage.state_file import StateFile
 from tidegate.storage.store import missing
 from tidegate.worker import session
 from tidegate.worker.restoring import restore_slot
+from tidegate.worker.settings import HeapSnapshots
 
 
 def delete(file: Path) -> None:
@@ -351,6 +353,29 @@ def test_damage_that_only_slots_find_makes_the_query_go_back_as_well(
             assert path in caplog.text
             assert stopped.newest.checkpoint in stopped.entries(RolledBack)
             assert ended.view().generation >= stopped.newest.generation + 2
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_damage_of_state_that_is_read_as_tasks_are_built_makes_the_query_go_back_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slots: int
+) -> None:
+    """At another parallelism only those slots find it that take the state."""
+    monkeypatch.setattr(checkpoint_files, "_READ_TO_CHECK_BYTES", 0)
+    whole = {"inline_below_bytes": 0, "heap_snapshots": HeapSnapshots.WHOLE}
+    stopped = Stopped.after_some_checkpoints(CheckedRows(tmp_path, settings=whole))
+    path = stopped.newest.slots[1].path
+    file = stopped.rows.folder / "chk" / path
+    data = file.read_bytes()
+    (state, *_) = StateFile.open(data, name=path).sections(kind="state")
+    at = data.index(bytes(state.data))
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    stopped.rows.slots = slots
+    with caplog.at_level(logging.WARNING, logger="tidegate"):
+        ended = stopped.rows.finish()
+    assert ended.view().state == "finished", ended.failure()
+    stopped.rows.assert_golden(path)
+    assert f"{path} is damaged: the checksum of section state" in caplog.text
+    assert stopped.newest.checkpoint in stopped.entries(RolledBack)
 
 
 # -- a savepoint as the newest

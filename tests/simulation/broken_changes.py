@@ -210,7 +210,7 @@ def takes_of_an_image_only_files_that_lie_within_its_own_key_groups(patch: Patch
         found = entry_files._described(section)
         inside = [file for file in found.image if key_groups.first <= file.first and file.last <= key_groups.last]
         described = msgspec.structs.replace(found, image=inside)
-        narrowed = replace(section, data=memoryview(msgspec.msgpack.encode(described)))
+        narrowed = replace(section, content=memoryview(msgspec.msgpack.encode(described)))
         return changes_in(narrowed, key_groups, folder=folder)
 
     patch.setattr(heap, "changes_in", within)

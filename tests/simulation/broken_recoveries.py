@@ -25,7 +25,7 @@ from tidegate.protocol.watermarks import KeyGroupFloors
 from tidegate.state.timers import HeapTimers
 from tidegate.storage.job_log import Committed, JobLog, next_checkpoint_id
 from tidegate.storage.manifests import Manifest
-from tidegate.worker import restoring
+from tidegate.worker import restored_channels, restoring
 from tidegate.worker.gate import RecoveredChannel
 from tidegate.worker.output import OutputChannel
 
@@ -60,9 +60,9 @@ def drops_captured_end_marks_and_leaves_a_hole(patch: Patch) -> None:
 def replays_the_end_marks_of_the_run_before(patch: Patch) -> None:
     original = restoring._Restoring._kept
 
-    def kept(self: Any, edge: Any, channel: ChannelId) -> RecoveredChannel:
-        marks = {s: e for s, e, _ in self._captured(edge, self._ranges[channel]) if isinstance(e, EndOfInput)}
-        recovered = original(self, edge, channel)
+    def kept(self: Any, edge: Any, stored: Any) -> RecoveredChannel:
+        marks = {s: e for s, e, _ in self._captured(edge, stored) if isinstance(e, EndOfInput)}
+        recovered = original(self, edge, stored)
         elements = (replace(a, element=marks.get(a.sequence, a.element)) for a in recovered.elements)
         return replace(recovered, elements=tuple(elements))
 
@@ -89,7 +89,7 @@ def drops_timers(patch: Patch) -> None:
 
 @variant(found_at=5)
 def gives_captured_rows_to_every_receiver_that_takes_over_a_part_of_them(patch: Patch) -> None:
-    patch.setattr(restoring, "_rows_of", lambda element, edge, piece, *, max_parallelism: element)
+    patch.setattr(restoring, "rows_of", lambda element, edge, piece, *, max_parallelism: element)
 
 
 @variant(found_at=3)
@@ -140,7 +140,7 @@ def restores_broadcast_state_of_the_least_advanced_subtask(patch: Patch) -> None
                 left[part.channel.receiver] += part.count
         return max(range(len(left)), key=lambda subtask: left[subtask])
 
-    patch.setattr(restoring, "most_advanced_of", least_advanced)
+    patch.setattr(restored_channels, "most_advanced_of", least_advanced)
 
 
 @variant(found_at=32)

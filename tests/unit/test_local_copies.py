@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_restoring import EDGES, MANIFEST, Job, in_flight, plan_of, recovered_values
-from tidegate.model.ids import CheckpointId, SlotIndex
+from tests.unit.test_restoring import EDGES, MANIFEST, RECEIVER, Job, in_flight, plan_of, recovered_values
+from tidegate.model.ids import CheckpointId, SlotIndex, TaskId
+from tidegate.state.contract import Section
 from tidegate.storage.manifests import Manifest
 from tidegate.storage.store import LocalFiles
 from tidegate.worker.local_copies import LocalCopies, LocalRecovery, open_local_copies
 from tidegate.worker.local_first import LocalFirst, ReadBytes
 from tidegate.worker.restoring import SlotRestore, restore_slot
+
+STATE = bytes(1000)
 
 
 def copies_in(folder: Path, *, slot: int = 0, slots: int = 2, least_bytes: int = 0) -> LocalCopies:
@@ -92,10 +95,17 @@ class OnlyTheManifest(LocalFiles):
 class Copied:
     """A checkpoint with rows in flight, and copies of all its files, each kept by another slot than will read it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, with_state: bool = False) -> None:
         self.store = LocalFiles(folder / "chk")
         self.plan = plan_of(3, EDGES["hash"])
-        self.job = Job(self.store, self.plan, in_flight(self.plan), inline_below_bytes=0)
+        state = [Section("state", None, lambda: STATE)] if with_state else []
+        self.job = Job(
+            self.store,
+            self.plan,
+            in_flight(self.plan),
+            sections=lambda task: state if task.vertex == RECEIVER else [],
+            inline_below_bytes=0,
+        )
         self.manifest: Manifest = self.job.write()
         self.copies = copies_in(folder / "copies", slot=0, slots=3)
         self.elsewhere = copies_in(folder / "copies", slot=1, slots=3)
@@ -120,6 +130,21 @@ def test_what_is_on_this_machine_is_not_read_from_the_store(tmp_path: Path) -> N
     for restore in restored:
         assert restore.reads.locally > 0
         assert (restore.reads.remotely, restore.reads.damaged_copies) == (0, 0)
+
+
+def test_state_comes_from_the_copies_when_it_is_read_and_from_the_store_if_they_have_gone_since(tmp_path: Path) -> None:
+    copied = Copied(tmp_path, with_state=True)
+    restored = copied.restore(OnlyTheManifest(copied.store.root))[0]
+    before = restored.reads.locally
+    (section,) = restored.tasks[TaskId(RECEIVER, 0)].sections[0]
+    assert bytes(section.data) == STATE
+    assert (restored.reads.locally - before, restored.reads.remotely) == (len(STATE), 0)
+    restored = copied.restore(copied.store)[0]
+    (section,) = restored.tasks[TaskId(RECEIVER, 0)].sections[0]
+    for path in copied.paths:
+        (copied.folder / "1" / path).unlink()
+    assert bytes(section.data) == STATE
+    assert restored.reads.remotely == len(STATE)
 
 
 def cut(file: Path) -> None:

@@ -23,7 +23,7 @@ from tidegate.coordinator.durable import DurableJob, DurableSettings
 from tidegate.coordinator.inspection import StoredCheckpoint, open_path
 from tidegate.coordinator.restore_trial import TrialReport, try_restore
 from tidegate.model.errors import Damaged, IncompatibleCheckpoint, UserError
-from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, TaskId, VertexId
+from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, TaskId, VertexId, range_of
 from tidegate.operators.described import describe_plan
 from tidegate.plan.lower import fingerprint, lower
 from tidegate.plan.nodes import (
@@ -40,10 +40,12 @@ from tidegate.plan.physical import JobPlan
 from tidegate.protocol.recovery import SinkRollback
 from tidegate.protocol.retention import KeepNumber, RestoreMode
 from tidegate.state.contract import Redistribution, Section
+from tidegate.storage.job_log import CheckpointCompleted, Committed, JobLog
 from tidegate.storage.manifests import Manifest, SharedFile, TaskCommittables, encode_manifest
 from tidegate.storage.store import LocalFiles
 from tidegate.testing.sink_suite import FIRST, make_rows, prepare
 from tidegate.testing.sink_suite import SCHEMA as WRITTEN
+from tidegate.worker.restored_bytes import bytes_to_read
 
 STATE = Section("x", None, lambda: b"state", Redistribution.UNION)
 
@@ -117,7 +119,7 @@ def test_rows_in_flight_are_told(tmp_path: Path) -> None:
 
 
 def with_table_files(before: StoredCheckpoint, *sizes: int) -> StoredCheckpoint:
-    """By slot, one beside its state, which is in the manifest."""
+    """By slot, one beside its state file, which is in the manifest."""
     slots = []
     for file, size in zip(before.manifest.slots, sizes, strict=True):
         table = SharedFile(f"shared/1-g1-s{file.slot}.0a1b-7.sst", size, zlib.crc32(b"x" * size))
@@ -128,12 +130,23 @@ def with_table_files(before: StoredCheckpoint, *sizes: int) -> StoredCheckpoint:
     return replace(before, manifest=manifest)
 
 
+def in_table_files(folder: Path, *sizes: int) -> StoredCheckpoint:
+    """Of a deduplication with all its state in them."""
+
+    def sections(task: TaskId) -> list[Section]:
+        own = range_of(task.subtask, parallelism=len(sizes), max_parallelism=16)
+        return [Section("sst", own, lambda: b"", files=list)] if task.vertex else []
+
+    job = Job(LocalFiles(folder), lowered(once(SCAN)), sections=sections)
+    return with_table_files(StoredCheckpoint(str(folder), LocalFiles(folder), MANIFEST, job.write()), *sizes)
+
+
 def test_slots_read_side_by_side_the_files_of_those_whose_keys_they_get(tmp_path: Path) -> None:
-    before = with_table_files(stored(tmp_path, once(SCAN)), 1000, 3000)
+    before = in_table_files(tmp_path, 1000, 3000)
 
     def by_slot(slots: int) -> list[int]:
         plan = lower(once(SCAN), Sink("noop", {}, SCAN.schema), parallelism=slots, max_parallelism=16)
-        return restore_trial._bytes_by_slot(before, plan, restore_trial.CapturedRows.DELIVER)
+        return bytes_to_read(before.store, before.manifest, plan)
 
     assert by_slot(2) == [1000, 3000]
     assert by_slot(1) == [4000]
@@ -142,7 +155,7 @@ def test_slots_read_side_by_side_the_files_of_those_whose_keys_they_get(tmp_path
 
 
 def test_the_time_is_that_of_the_slot_that_reads_the_most_and_it_says_what_is_not_in_it(tmp_path: Path) -> None:
-    before = with_table_files(stored(tmp_path, once(SCAN)), 1000, 3000)
+    before = in_table_files(tmp_path, 1000, 3000)
 
     def said(slots: int) -> str:
         plan = lower(once(SCAN), Sink("noop", {}, SCAN.schema), parallelism=slots, max_parallelism=16)
@@ -198,6 +211,23 @@ def test_states_that_came_or_went_are_told(tmp_path: Path) -> None:
         "    state 'best': new, starts empty",
     ]
     assert not [line for line in report(before, keeping("count", "seen", "old")).lines if "    state " in line]
+
+
+def test_a_savepoint_whose_output_is_not_out_is_refused_as_the_start_refuses_it(tmp_path: Path) -> None:
+    folder = tmp_path / "savepoints" / "savepoint-1-g1"
+    found = stored_timed(folder, summed(SCAN))
+    task = TaskId(VertexId(1), 0)
+    told = msgspec.structs.replace(found.manifest, committables=[TaskCommittables(task, [b"rows"])])
+    found.store.put(MANIFEST, encode_manifest(told))
+    job_log = JobLog(LocalFiles(tmp_path), driver="d")
+    job_log.start_generation(parallelism=2, at_ms=0)
+    done = CheckpointCompleted(
+        checkpoint=told.checkpoint, generation=told.generation, manifest=MANIFEST, location=str(folder)
+    )
+    job_log.append(done)
+    assert "is not committed yet" in (report(replace(found, manifest=told), summed(SCAN)).refusal or "")
+    job_log.append(Committed(checkpoint=told.checkpoint))
+    assert report(replace(found, manifest=told), summed(SCAN)).refusal is None
 
 
 # -- timers

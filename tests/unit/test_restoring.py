@@ -47,6 +47,7 @@ from tidegate.protocol.kinds import CheckpointKind
 from tidegate.protocol.recovery import CapturedRows
 from tidegate.protocol.rescale import connections
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, ChannelWatermark
+from tidegate.state import heap
 from tidegate.state.contract import Redistribution, Section
 from tidegate.state.heap import HeapBackend
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
@@ -409,6 +410,47 @@ def test_keyed_state_goes_to_the_owners_of_its_key_groups(store: LocalFiles, old
         found = [len(list(backend.keyed("count").scan(key_group))) for key_group in range(MAX_PARALLELISM)]
         assert found == [20 if key_group in own else 0 for key_group in range(MAX_PARALLELISM)]
         assert backend.keyed("count").get(own.first, b"%d.7" % own.first) == b"7"
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 8), (2, 3), (3, 2), (2, 2)])
+def test_state_of_other_key_groups_is_not_read_and_the_rest_when_a_backend_takes_it(
+    store: LocalFiles, monkeypatch: pytest.MonkeyPatch, old: int, new: int
+) -> None:
+    """Else each of eight slots would read, and have in memory, all that the only one had."""
+    monkeypatch.setattr(heap, "SECTION_TARGET_BYTES", 1)
+    plan, new_plan = plan_of(old), plan_of(new)
+    job = Job(store, plan, sections=lambda task: _heap_sections(task, plan) if task.vertex == RECEIVER else [])
+    job.write()
+    read: list[SectionKey] = []
+    checked = StateFile._checked
+
+    def noted(self: StateFile, entry: Any) -> memoryview:
+        read.append(entry.key)
+        return checked(self, entry)
+
+    monkeypatch.setattr(StateFile, "_checked", noted)
+    for slot, restore in enumerate(job.restore(new_plan)):
+        assert not [key for key in read if key.kind == "state"]
+        own = range_of(slot, parallelism=new, max_parallelism=MAX_PARALLELISM)
+        backend = HeapBackend(own)
+        backend.restore(restore.tasks[TaskId(RECEIVER, slot)].sections[0])
+        key_groups = [key.key_groups for key in read if key.kind == "state"]
+        assert key_groups == [KeyGroupRange(group, group + 1) for group in range(own.first, own.last)]
+        assert backend.size_bytes() > 0
+        read.clear()
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 1), (1, 2)])
+def test_damaged_state_is_named_when_it_is_read(store: LocalFiles, old: int, new: int) -> None:
+    plan = plan_of(old)
+    job = Job(store, plan, sections=lambda task: _heap_sections(task, plan) if task.vertex == RECEIVER else [])
+    (file,) = job.write().slots
+    data = bytearray(store.read(file.path))
+    data[data.index(b"0.7")] ^= 1
+    store.put(file.path, bytes(data))
+    sections = job.restore(plan_of(new))[0].tasks[TaskId(RECEIVER, 0)].sections[0]
+    with pytest.raises(Damaged, match=rf"State file {file.path} is damaged: the checksum of section state 'keyed/"):
+        HeapBackend(range_of(0, parallelism=new, max_parallelism=MAX_PARALLELISM)).restore(sections)
 
 
 def _items(task: TaskId) -> list[bytes]:

@@ -40,8 +40,26 @@ def test_sections_start_where_arrow_can_read_in_place() -> None:
 def test_sections_are_views_and_not_copies() -> None:
     data = bytearray(written({key(): b"abcdef"}))
     (section,) = StateFile.open(data, name="0.state").sections()
+    view = section.data
     data[0:6] = b"ABCDEF"
-    assert bytes(section.data) == b"ABCDEF"
+    assert bytes(view) == b"ABCDEF"
+
+
+def test_a_section_is_read_when_its_data_is_asked_for_and_not_kept() -> None:
+    data = written({key("a"): b"A" * 100, key("b"): b"B" * 50})
+    reads: list[tuple[int, int]] = []
+
+    def read(start: int, length: int) -> memoryview:
+        reads.append((start, length))
+        return memoryview(data)[start : start + length]
+
+    file = StateFile.open_ranges(read, length_bytes=len(data), name="0.state")
+    assert sum(length for _, length in reads) == file.index_bytes == len(data) - 128 - 64
+    reads.clear()
+    first, second = file.sections()
+    assert (first.length_bytes, second.length_bytes) == (100, 50) and not reads
+    assert bytes(second.data) == bytes(second.data) == b"B" * 50
+    assert reads == [(128, 50)] * 2
 
 
 def test_sections_are_found_by_what_they_belong_to() -> None:
@@ -75,7 +93,7 @@ def test_any_flipped_byte_of_a_section_or_the_index_is_found() -> None:
         data = bytearray(whole)
         data[position] ^= 0x40
         with pytest.raises(Damaged, match=r"checkpoints/1-g1/0\.state"):
-            StateFile.open(data, name="checkpoints/1-g1/0.state").sections()
+            [section.data for section in StateFile.open(data, name="checkpoints/1-g1/0.state").sections()]
 
 
 def test_any_truncation_is_found() -> None:
@@ -98,8 +116,9 @@ def test_a_damaged_section_does_not_keep_the_others_from_being_read() -> None:
     data[3] ^= 1
     file = StateFile.open(data, name="0.state")
     assert [bytes(section.data) for section in file.sections(operator=1)] == [b"B" * 64]
+    (damaged,) = file.sections(operator=0)
     with pytest.raises(Damaged, match="section state 'a'"):
-        file.sections(operator=0)
+        _ = damaged.data
 
 
 def test_the_sum_of_pieces_is_the_sum_of_the_file() -> None:

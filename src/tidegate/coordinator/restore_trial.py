@@ -30,6 +30,7 @@ from tidegate.protocol.rescale import overlapping
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted
 from tidegate.storage.store import LocalFiles, Store, open_place
+from tidegate.worker.restored_bytes import bytes_to_read
 from tidegate.worker.restoring import stored_places, stored_sections
 
 # Enough to see how fast storage is, and no more than a moment's work.
@@ -95,16 +96,20 @@ def measure_rate(stored: StoredCheckpoint, captured_rows: CapturedRows = Capture
 def _try_one(stored: StoredCheckpoint, plan: JobPlan, settings: DurableSettings) -> TrialReport:
     head = _head(stored, plan)
     named = replace(settings, restore_from=f"{stored.root}/{stored.path}")
+
+    def open_location(location: str) -> Store:
+        return stored.store if location == stored.root else open_place(location)
+
     try:
         with TemporaryDirectory() as nothing:
             # As for a query that has no checkpoint of its own yet.
             new = LocalFiles(Path(nothing))
-            _job(new, plan, named, location=nothing, open_location=lambda _: stored.store).check_compatible()
+            _job(new, plan, named, location=nothing, open_location=open_location).check_compatible()
         details = _details(stored, plan, settings)
-        rate = measure_rate(stored, _captured_rows(stored, settings))
+        takes = _time(stored, plan, settings, measure_rate(stored, _captured_rows(stored, settings)))
     except (UserError, StorageFailure) as refusal:
         return _refused(head, refusal)
-    return TrialReport(None, (head, "It can be restored.", *details, _time(stored, plan, settings, rate)))
+    return TrialReport(None, (head, "It can be restored.", *details, takes))
 
 
 def _try_location(location: Location, plan: JobPlan, settings: DurableSettings) -> TrialReport:
@@ -123,7 +128,7 @@ def _try_location(location: Location, plan: JobPlan, settings: DurableSettings) 
             return _refused(head, refusal)
         try:
             details = _details(stored, plan, settings)
-            rate = measure_rate(stored, _captured_rows(stored, settings))
+            takes = _time(stored, plan, settings, measure_rate(stored, _captured_rows(stored, settings)))
         except Damaged as damage:
             # Slots that read it would find the same, and the driver go back behind it.
             job.note_damage(choice.restored.checkpoint, str(damage))
@@ -131,7 +136,7 @@ def _try_location(location: Location, plan: JobPlan, settings: DurableSettings) 
         except (UserError, StorageFailure) as refusal:
             return _refused(head, refusal)
         verdict = ["It can be restored.", *_goes_back(choice, settings.rollback)]
-        return TrialReport(None, (_head(stored, plan), *verdict, *details, _time(stored, plan, settings, rate)))
+        return TrialReport(None, (_head(stored, plan), *verdict, *details, takes))
 
 
 class _Choosing(DurableJob):
@@ -285,7 +290,7 @@ def _in_flight(stored: StoredCheckpoint, match: PlanMatch, captured_rows: Captur
 
 def _time(stored: StoredCheckpoint, plan: JobPlan, settings: DurableSettings, rate: ReadRate) -> str:
     """Slots read side by side; whether that is quicker depends on what their machines share."""
-    by_slot = _bytes_by_slot(stored, plan, _captured_rows(stored, settings))
+    by_slot = bytes_to_read(stored.store, stored.manifest, plan, _captured_rows(stored, settings))
     if rate.read_bytes == 0:
         return "To read: nothing beside the manifest."
     alone_ms, shared_ms = (size_bytes / rate.bytes_per_ms for size_bytes in (max(by_slot), sum(by_slot)))
@@ -297,28 +302,6 @@ def _time(stored: StoredCheckpoint, plan: JobPlan, settings: DurableSettings, ra
         f"reader here ({measured}){or_shared}. Not in it: starting the slots, making state of what they read, and "
         f"reading again what came after the checkpoint."
     )
-
-
-def _bytes_by_slot(stored: StoredCheckpoint, plan: JobPlan, captured_rows: CapturedRows) -> list[int]:
-    """What each slot of the query reads at most: the files of those slots of then whose keys it gets."""
-    manifest = stored.manifest
-    of_slot = {
-        int(file.slot): sum(each.length for each in file.shared if _is_read(each.path, captured_rows))
-        + (file.length_bytes if file.content is None else 0)
-        for file in manifest.slots
-    }
-    if manifest.parallelism == plan.parallelism:
-        return [of_slot.get(slot, 0) for slot in range(plan.parallelism)]
-    taken = (
-        overlapping(
-            slot,
-            parallelism=plan.parallelism,
-            old_parallelism=manifest.parallelism,
-            max_parallelism=manifest.max_parallelism,
-        )
-        for slot in range(plan.parallelism)
-    )
-    return [sum(of_slot.get(each, 0) for each in slots) for slots in taken]
 
 
 def _place(part: Part) -> str:

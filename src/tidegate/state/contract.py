@@ -79,14 +79,23 @@ class Section:
 FetchFile: TypeAlias = Callable[[Path], None]
 
 
+# Reads what was stored, and raises `Damaged` if it is not that any more.
+ReadStored: TypeAlias = Callable[[], memoryview]
+
+
 @dataclass(frozen=True, slots=True)
 class RestoredSection:
-    """`files`: by the names that the section gave them."""
+    """`content`: as it is, or how it is read. `files`: by the names that the section gave them."""
 
     name: str
     key_groups: KeyGroupRange | None
-    data: memoryview
+    content: memoryview | ReadStored
     files: Mapping[str, FetchFile] = field(default_factory=dict)
+
+    @property
+    def data(self) -> memoryview:
+        """Read whenever it is asked for and kept by nobody else: all sections of a state may not fit into memory."""
+        return self.content if isinstance(self.content, memoryview) else self.content()
 
 
 class KeyedState(Protocol):

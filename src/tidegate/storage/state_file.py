@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -49,8 +50,15 @@ class _IndexEntry(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredSection:
+    """`read`: from the file, checked; it is read anew whenever it is asked for."""
+
     key: SectionKey
-    data: memoryview
+    length_bytes: int
+    read: Callable[[], memoryview]
+
+    @property
+    def data(self) -> memoryview:
+        return self.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +103,16 @@ ReadRange: TypeAlias = Callable[[int, int], memoryview]
 
 
 class StateFile:
-    """A state file that is read section by section, each checked when it is taken."""
+    """A state file of which sections are read when they are needed, each checked then.
 
-    def __init__(self, name: str, read: ReadRange, index: list[_IndexEntry]) -> None:
+    `index_bytes`: what was read of it to know them.
+    """
+
+    def __init__(self, name: str, read: ReadRange, index: list[_IndexEntry], index_bytes: int) -> None:
         self._name = name
         self._read = read
         self._index = index
+        self.index_bytes = index_bytes
 
     @classmethod
     def open(cls, data: Buffer, *, name: str) -> "StateFile":
@@ -110,7 +122,8 @@ class StateFile:
 
     @classmethod
     def open_ranges(cls, read: ReadRange, *, length_bytes: int, name: str) -> "StateFile":
-        return cls(name, read, _read_index(read, length_bytes, name))
+        index, index_bytes = _read_index(read, length_bytes, name)
+        return cls(name, read, index, index_bytes)
 
     def keys(self) -> list[SectionKey]:
         return [entry.key for entry in self._index]
@@ -124,9 +137,9 @@ class StateFile:
         kind: SectionKind | None = None,
         is_wanted: Callable[[SectionKey], bool] = lambda key: True,
     ) -> list[StoredSection]:
-        """The sections that fit everything asked for, in the order in which they were added."""
+        """The sections that fit everything asked for, in the order in which they were added. None is read yet."""
         return [
-            StoredSection(entry.key, self._checked(entry))
+            StoredSection(entry.key, entry.length, partial(self._checked, entry))
             for entry in self._index
             if (vertex is None or entry.key.task.vertex == vertex)
             and (task is None or entry.key.task == task)
@@ -161,7 +174,8 @@ def check_sum(data: Buffer, expected: FileSum, *, name: str) -> None:
         raise damaged(name, "its checksum is not the one in the manifest")
 
 
-def _read_index(read: ReadRange, length_bytes: int, name: str) -> list[_IndexEntry]:
+def _read_index(read: ReadRange, length_bytes: int, name: str) -> tuple[list[_IndexEntry], int]:
+    """Also how many bytes it takes with the footer."""
     if length_bytes < _FOOTER.size:
         raise damaged(name, f"it has only {length_bytes} bytes")
     index_length, index_crc32, version, magic = _FOOTER.unpack(read(length_bytes - _FOOTER.size, _FOOTER.size))
@@ -182,7 +196,7 @@ def _read_index(read: ReadRange, length_bytes: int, name: str) -> list[_IndexEnt
     for entry in index:
         if entry.offset + entry.length > sections_end:
             raise damaged(name, f"section {_describe(entry.key)} reaches beyond its end")
-    return index
+    return index, length_bytes - sections_end
 
 
 def damaged(name: str, reason: str) -> Damaged:

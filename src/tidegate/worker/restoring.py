@@ -8,31 +8,33 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.registry import open_source
-from tidegate.model.elements import Batch, EndOfInput, NumberedElement
-from tidegate.model.errors import Damaged, IncompatibleCheckpoint
-from tidegate.model.ids import ChannelId, CheckpointId, Sequence, SlotIndex, TaskId, VertexId, range_of
+from tidegate.model.elements import EndOfInput, NumberedElement
+from tidegate.model.errors import IncompatibleCheckpoint
+from tidegate.model.ids import (
+    ChannelId,
+    CheckpointId,
+    KeyGroupRange,
+    Sequence,
+    SlotIndex,
+    TaskId,
+    VertexId,
+    range_of,
+)
 from tidegate.network.messages import DroppedOnEdge, StoredElement
-from tidegate.operators.columnar import slots_array
 from tidegate.operators.contract import NO_FLOORS
-from tidegate.plan.key_groups import hash_rows, key_group_of
 from tidegate.plan.lower import fingerprint
 from tidegate.plan.matching import PlanMatch, match_stored
 from tidegate.plan.parts import SOURCE_POSITION, Place, Way
-from tidegate.plan.physical import BroadcastPartitioning, Edge, HashPartitioning, JobPlan, Vertex, kind_of
+from tidegate.plan.physical import Edge, JobPlan, Vertex
 from tidegate.protocol.phases import phase_of
 from tidegate.protocol.recovery import CapturedRows
 from tidegate.protocol.rescale import (
-    EdgeShape,
     Piece,
-    keeps_channels,
     key_group_floors,
-    most_advanced_of,
     overlapping,
-    recovered_channels,
     recovered_count,
     restored_watermark,
     split_items,
@@ -45,13 +47,15 @@ from tidegate.storage.decoding import from_msgpack
 from tidegate.storage.manifests import ChannelRange, Manifest, SharedFile, SlotFile, decode_manifest
 from tidegate.storage.state_file import FileSum, SectionKey, SectionKind, StateFile, StoredSection, check_sum, damaged
 from tidegate.storage.store import ReadableStore, Store
-from tidegate.worker.captured import HELD, RECEIVED, decode_element, section_name
-from tidegate.worker.captured_parts import CapturedPart, StoredCapture, in_flight_of, without_rows
-from tidegate.worker.channel_state import INLINE, StoredAt, decode_section, referable
+from tidegate.worker.captured import HELD, RECEIVED, section_name
+from tidegate.worker.captured_parts import CapturedPart, StoredCapture
+from tidegate.worker.channel_state import StoredAt, decode_section, referable
 from tidegate.worker.dropped_rows import DroppedRows, no_rows
 from tidegate.worker.gate import Arrived, RecoveredChannel, element_bytes
 from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.local_first import LocalFirst, ReadBytes
+from tidegate.worker.restored_channels import RestoredChannels, is_broadcast
+from tidegate.worker.restored_elements import in_sequence, rows_of
 from tidegate.worker.snapshotting import PART_MARK
 from tidegate.worker.state_files import restored_section
 from tidegate.worker.stored_task import StoredTask, decode_task
@@ -120,6 +124,13 @@ def read_source_states(store: Store, manifest: Manifest, plan: JobPlan, match: P
     return states
 
 
+def taken_over(
+    files: "StoredFiles", plan: JobPlan, match: PlanMatch, slot: SlotIndex, captured_rows: CapturedRows
+) -> "TakenOver":
+    """What restoring a slot takes of a checkpoint; of the files only the indexes are read."""
+    return _Restoring(files, plan, match, slot, captured_rows).taken_over()
+
+
 def lost_in_flight(match: PlanMatch, manifest: Manifest) -> list[Way]:
     """The exchanges with rows in flight that the plan has no counterpart of."""
     in_flight = {stored.channel.edge for stored in manifest.channels if stored.first < stored.n}
@@ -154,8 +165,18 @@ class ChannelEnds:
     receiver: VertexId
 
 
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """`captured`: what of channels, each with its ends."""
+
+    sections: list[StoredSection]
+    captured: list[tuple[ChannelRange, ChannelEnds]]
+
+
 class StoredFiles:
-    """The files of one checkpoint, each read and checked once, when it is first needed."""
+    """The files of one checkpoint: those of rows in flight are read and checked once, when they are first needed, and
+    sections of state files each time that their data is asked for.
+    """
 
     def __init__(self, store: ReadableStore, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -164,8 +185,15 @@ class StoredFiles:
         self._opened: dict[SlotIndex, StateFile] = {}
         self._shared: dict[str, memoryview] = {}
 
-    def sections(self, task: TaskId, kind: SectionKind) -> list[StoredSection]:
-        return self._file_of(SlotIndex(task.subtask)).sections(task=task, kind=kind)
+    def sections(
+        self, task: TaskId, kind: SectionKind, *, key_groups: KeyGroupRange | None = None
+    ) -> list[StoredSection]:
+        """`key_groups`: without those that are of other key groups alone."""
+
+        def is_wanted(key: SectionKey) -> bool:
+            return key_groups is None or key.key_groups is None or _overlap(key.key_groups, key_groups)
+
+        return self._file_of(SlotIndex(task.subtask)).sections(task=task, kind=kind, is_wanted=is_wanted)
 
     def sections_of(
         self, task: TaskId, kind: SectionKind, *, operator: int, name: str | None = None
@@ -196,13 +224,17 @@ class StoredFiles:
             to.put(file.path, self.shared(file))
         return files
 
+    def index_bytes(self, slot: SlotIndex) -> int:
+        """What is read of the slot's state file to know its sections."""
+        return self._file_of(slot).index_bytes
+
     def captured_parts(self, stored: ChannelRange, edge: ChannelEnds) -> list[CapturedPart]:
         """What the tasks at both ends of a channel stored of it, the receiver's first."""
-        channel = stored.channel
-        ends: list[tuple[str, TaskId]] = [(RECEIVED, TaskId(edge.receiver, channel.receiver))]
-        if stored.h < stored.n:
-            ends.append((HELD, TaskId(edge.sender, channel.sender)))
-        return [self._captured(side, channel, owner) for side, owner in ends]
+        return [self._captured(stored, *end) for end in self._ends(stored, edge)]
+
+    def captured_sections(self, stored: ChannelRange, edge: ChannelEnds) -> list[StoredSection]:
+        """Of both ends, without reading them."""
+        return [section for _, _, section in self._ends(stored, edge) if section is not None]
 
     def captured_elements(
         self,
@@ -216,44 +248,30 @@ class StoredFiles:
 
         `instead`: what takes the place of one that cannot be read; without it, that is raised.
         """
-        channel = stored.channel
-        expected = int(stored.first)
-        for part in parts:
-            for element in part.elements:
-                try:
-                    data = part.inline if element.file == INLINE else self.shared(part.files[element.file])
-                    piece = data[element.offset : element.offset + element.length]
-                    sequence, decoded = decode_element(piece, schema, name=f"{part.side} of {channel}")
-                except Damaged:
-                    if instead is None:
-                        raise
-                    sequence, decoded = element.sequence, instead(element)
-                if sequence != expected:
-                    break
-                first_row = stored.row if sequence == stored.first else 0
-                left = without_rows(decoded, first_row - element.first_row)
-                yield StoredCapture(part.side, sequence, left, first_row)
-                expected += 1
-        if expected != stored.n:
-            raise Damaged(
-                f"Channel {channel} should have the elements {stored.first} to {stored.n} in flight, but the "
-                f"checkpoint holds none of number {expected} there: start from another checkpoint."
-            )
+        return in_sequence(stored, parts, schema, read=self.shared, instead=instead)
 
     def _file_of(self, slot: SlotIndex) -> StateFile:
         if slot not in self._opened:
             self._opened[slot] = _open(self._store, self._of_slot[slot])
         return self._opened[slot]
 
-    def _captured(self, side: str, channel: ChannelId, owner: TaskId) -> CapturedPart:
-        slot, name = SlotIndex(owner.subtask), section_name(side, channel)
-        files = self._of_slot[slot].shared
-        # That one alone: a task has a section for each of its channels, and all of them would be read for each of them.
-        found = self._file_of(slot).sections(task=owner, kind="channel", is_wanted=lambda key: key.name == name)
-        if not found:
+    def _captured(self, stored: ChannelRange, side: str, owner: TaskId, section: StoredSection | None) -> CapturedPart:
+        files = self._of_slot[SlotIndex(owner.subtask)].shared
+        if section is None:
             return CapturedPart(side, [], files, memoryview(b""))
-        section = decode_section(found[0].data, name=name)
-        return CapturedPart(side, section.elements, files, memoryview(section.inline))
+        decoded = decode_section(section.data, name=section_name(side, stored.channel))
+        return CapturedPart(side, decoded.elements, files, memoryview(decoded.inline))
+
+    def _ends(self, stored: ChannelRange, edge: ChannelEnds) -> Iterator[tuple[str, TaskId, StoredSection | None]]:
+        channel = stored.channel
+        ends: list[tuple[str, TaskId]] = [(RECEIVED, TaskId(edge.receiver, channel.receiver))]
+        if stored.h < stored.n:
+            ends.append((HELD, TaskId(edge.sender, channel.sender)))
+        for side, owner in ends:
+            # That one alone: a task has a section for each of its channels.
+            name = section_name(side, channel)
+            sections = self._file_of(SlotIndex(owner.subtask)).sections(task=owner, kind="channel")
+            yield side, owner, next((section for section in sections if section.key.name == name), None)
 
     def shared(self, file: SharedFile) -> memoryview:
         if file.path not in self._shared:
@@ -287,8 +305,7 @@ class _Restoring:
         self._plan = plan
         self._match = match
         self._slot = slot
-        self._ranges = {stored.channel: stored for stored in files.manifest.channels}
-        self._in_flight = in_flight_of(files.manifest)
+        self._channels = RestoredChannels(files.manifest, plan, match)
         self._known: list[tuple[ChannelId, Sequence, StoredAt]] = []
         self._known_files: dict[str, SharedFile] = {}
         self._first_takers: dict[ChannelId, int] = {}  # receivers, by old channels
@@ -301,7 +318,7 @@ class _Restoring:
             if self._slot < self._plan.parallelism_of(vertex.id):
                 tasks[TaskId(vertex.id, self._slot)] = self._task(vertex)
         for edge in self._plan.edges:
-            pieces_of = self._pieces(edge)
+            pieces_of = self._channels.pieces(edge)
             for channel, piece in ((channel, piece) for channel, pieces in pieces_of.items() for piece in pieces):
                 self._first_takers.setdefault(piece.channel, channel.receiver)
             for channel, pieces in pieces_of.items():
@@ -319,7 +336,31 @@ class _Restoring:
             dropped=self._counted_here(),
         )
 
+    def taken_over(self) -> TakenOver:
+        own = [vertex for vertex in self._plan.vertices if self._slot < self._plan.parallelism_of(vertex.id)]
+        sections = [stored for vertex in own for stored in self._stored_of_task(vertex)]
+        captured = [
+            (stored, self._ends(edge))
+            for edge in self._plan.edges
+            for channel, pieces in self._channels.pieces(edge).items()
+            if channel.receiver == self._slot
+            for stored in self._channels.stored(edge, channel, pieces)
+        ]
+        return TakenOver(sections, captured)
+
     # -- tasks
+
+    def _stored_of_task(self, vertex: Vertex) -> Iterator[StoredSection]:
+        before, source = self._match.vertices.get(vertex.id), _source_before(vertex, self._match)
+        if before is not None:
+            is_as_it_was = self._is_as_it_was(vertex, before)
+            for subtask in (self._slot,) if is_as_it_was else range(self._files.parallelism_of(before)):
+                yield from self._files.sections(TaskId(before, subtask), "task")
+        if source is not None:
+            for subtask in range(self._files.parallelism_of(source)):
+                yield from self._files.sections(TaskId(source, subtask), "source")
+        for old in self._now_at(vertex):
+            yield from self._stored(vertex, old)
 
     def _task(self, vertex: Vertex) -> RestoredTask:
         states = _source_states(self._files, vertex, self._plan, self._match)
@@ -337,7 +378,7 @@ class _Restoring:
         """Also by its channels' names, under which event time is stored."""
         incoming = [edge for edge in self._plan.edges if edge.receiver == vertex.id]
         return self._files.parallelism_of(before) == self._plan.parallelism_of(vertex.id) and all(
-            self._keeps_channels(edge) and self._match.ways[edge.id].id == edge.id for edge in incoming
+            self._channels.keeps(edge) and self._match.ways[edge.id].id == edge.id for edge in incoming
         )
 
     def _progress(self, task: TaskId) -> StoredTask:
@@ -361,135 +402,93 @@ class _Restoring:
 
     def _sections(self, vertex: Vertex) -> dict[int, list[RestoredSection]]:
         """By the operators' positions now; each from where it stood before."""
-        now_at: dict[VertexId, dict[int, int]] = {}
-        for place, old in self._match.operators.items():
-            if place.vertex == vertex.id and place.position != SOURCE_POSITION:
-                now_at.setdefault(old.vertex, {})[old.position] = place.position
         return {
             position: sections
-            for before, positions in now_at.items()
+            for before, positions in self._now_at(vertex).items()
             for old_position, sections in self._sections_of(vertex, before).items()
             if (position := positions.get(old_position)) is not None
         }
 
-    def _sections_of(self, vertex: Vertex, before: VertexId) -> dict[int, list[RestoredSection]]:
-        """What `vertex` takes of the sections of `before`, by the positions of then."""
-        old_parallelism = self._files.parallelism_of(before)
-        parallelism = self._plan.parallelism_of(vertex.id)
-        if old_parallelism == parallelism:
-            keyed = union = split = range(self._slot, self._slot + 1)
-        else:
-            keyed = overlapping(
-                self._slot,
-                parallelism=parallelism,
-                old_parallelism=old_parallelism,
-                max_parallelism=self._plan.max_parallelism,
-            )
-            union = split = range(old_parallelism)
-        found: dict[int, list[RestoredSection]] = {}
-        sources: list[tuple[SectionKind, range]] = [("state", keyed), ("union", union)]
-        for kind, subtasks in [*sources, ("broadcast", self._broadcast_from(vertex, before))]:
-            for stored in self._stored(before, kind, subtasks):
-                found.setdefault(stored.key.operator, []).append(_restored(stored))
-        for stored in self._stored(before, "files", keyed):
-            section, files = self._files.with_files(stored.key.task, _restored(stored))
-            found.setdefault(stored.key.operator, []).append(section)
-            self._known_files.update(files)
-        for operator, section in self._split(before, split, parallelism):
-            found.setdefault(operator, []).append(section)
+    def _now_at(self, vertex: Vertex) -> dict[VertexId, dict[int, int]]:
+        """The positions of its operators, by those of then."""
+        found: dict[VertexId, dict[int, int]] = {}
+        for place, old in self._match.operators.items():
+            if place.vertex == vertex.id and place.position != SOURCE_POSITION:
+                found.setdefault(old.vertex, {})[old.position] = place.position
         return found
 
-    def _stored(self, before: VertexId, kind: SectionKind, subtasks: Iterable[int]) -> Iterator[StoredSection]:
-        for subtask in subtasks:
-            yield from self._files.sections(TaskId(before, subtask), kind)
+    def _sections_of(self, vertex: Vertex, before: VertexId) -> dict[int, list[RestoredSection]]:
+        """What `vertex` takes of the sections of `before`, by the positions of then."""
+        found: dict[int, list[RestoredSection]] = {}
+        items: dict[tuple[int, str], list[list[bytes]]] = {}
+        for stored in self._stored(vertex, before):
+            match stored.key.kind:
+                case "files":
+                    section, files = self._files.with_files(stored.key.task, _restored(stored))
+                    found.setdefault(stored.key.operator, []).append(section)
+                    self._known_files.update(files)
+                case "split":
+                    named = (stored.key.operator, plain_name(stored.key))
+                    items.setdefault(named, []).append(from_msgpack(stored.data, list[bytes]))
+                case _:
+                    found.setdefault(stored.key.operator, []).append(_restored(stored))
+        for (operator, name), of_subtasks in items.items():
+            found.setdefault(operator, []).append(self._split(vertex, before, name, of_subtasks))
+        return found
+
+    def _stored(self, vertex: Vertex, before: VertexId) -> Iterator[StoredSection]:
+        """Of the sections of `before` those that `vertex` takes; without those of state that is all others'."""
+        old_parallelism = self._files.parallelism_of(before)
+        parallelism, max_parallelism = self._plan.parallelism_of(vertex.id), self._plan.max_parallelism
+        own = range_of(self._slot, parallelism=parallelism, max_parallelism=max_parallelism)
+        if old_parallelism == parallelism:
+            keyed = listed = range(self._slot, self._slot + 1)
+        else:
+            keyed = overlapping(
+                self._slot, parallelism=parallelism, old_parallelism=old_parallelism, max_parallelism=max_parallelism
+            )
+            listed = range(old_parallelism)
+        broadcast = self._broadcast_from(vertex, before)
+        of: dict[SectionKind, range]
+        of = {"state": keyed, "union": listed, "broadcast": broadcast, "files": keyed, "split": listed}
+        for kind, subtasks in of.items():
+            for subtask in subtasks:
+                yield from self._files.sections(TaskId(before, subtask), kind, key_groups=own)
 
     def _broadcast_from(self, vertex: Vertex, before: VertexId) -> range:
-        chosen = self._broadcast_subtask(vertex.id)
+        chosen = self._channels.broadcast_subtask(vertex.id)
         if chosen is None and self._dropped is not None:
             # Nobody is brought what it has not applied yet, so all go on from where one of them stands.
-            chosen = self._most_advanced(vertex.id)
+            chosen = self._channels.most_advanced(vertex.id)
         if chosen is None:
             # Each its own; without a broadcast edge all have the same, and a new subtask takes any of them.
             chosen = self._slot % self._files.parallelism_of(before)
         return range(chosen, chosen + 1)
 
-    def _broadcast_subtask(self, vertex: VertexId) -> int | None:
-        """The old subtask whose part of a broadcast everybody takes, or None if each takes its own channels."""
-        are_kept = all(self._has_same_shape(edge) for edge in self._broadcast_edges(vertex))
-        return None if are_kept else self._most_advanced(vertex)
-
-    def _most_advanced(self, vertex: VertexId) -> int | None:
-        """Of the old subtasks, by what each had left of its broadcast edges; None if there were none."""
-        shapes = [shape for edge in self._broadcast_edges(vertex) if (shape := self._old_shape(edge)) is not None]
-        return most_advanced_of(shapes, self._in_flight.values()) if shapes else None
-
-    def _broadcast_edges(self, vertex: VertexId) -> list[Edge]:
-        return [edge for edge in self._plan.edges if edge.receiver == vertex and _is_broadcast(edge)]
-
-    def _split(self, before: VertexId, subtasks: range, parallelism: int) -> Iterator[tuple[int, RestoredSection]]:
-        items: dict[tuple[int, str], list[list[bytes]]] = {}
-        for stored in self._stored(before, "split", subtasks):
-            key = (stored.key.operator, plain_name(stored.key))
-            items.setdefault(key, []).append(from_msgpack(stored.data, list[bytes]))
-        for (operator, name), of_subtasks in items.items():
-            if self._files.parallelism_of(before) != parallelism:
-                own = split_items(of_subtasks, parallelism)[self._slot]
-            else:
-                own = [item for items in of_subtasks for item in items]
-            yield operator, RestoredSection(name, None, memoryview(msgspec.msgpack.encode(own)))
+    def _split(self, vertex: Vertex, before: VertexId, name: str, of_subtasks: list[list[bytes]]) -> RestoredSection:
+        parallelism = self._plan.parallelism_of(vertex.id)
+        if self._files.parallelism_of(before) != parallelism:
+            own = split_items(of_subtasks, parallelism)[self._slot]
+        else:
+            own = [item for items in of_subtasks for item in items]
+        return RestoredSection(name, None, memoryview(msgspec.msgpack.encode(own)))
 
     # -- channels
 
-    def _old_shape(self, edge: Edge) -> EdgeShape | None:
-        """Of the edge that it takes over from, as it was."""
-        before = self._match.ways.get(edge.id)
-        if before is None:
-            return None
-        is_hashed = isinstance(edge.partitioning, HashPartitioning)
-        return EdgeShape(
-            edge=before.id,
-            kind=kind_of(edge.partitioning),
-            senders=self._files.parallelism_of(before.sender),
-            receivers=self._files.parallelism_of(before.receiver),
-            key_groups=self._files.manifest.key_groups_in_flight if is_hashed else None,
-        )
-
-    def _has_same_shape(self, edge: Edge) -> bool:
-        old = self._old_shape(edge)
-        return old is not None and keeps_channels(old, self._plan.shape_of(edge))
-
-    def _keeps_channels(self, edge: Edge) -> bool:
-        """Not if the receivers take over another one's broadcast state: then they take what that one had in flight."""
-        return self._has_same_shape(edge) and self._broadcast_from_of(edge) is None
-
-    def _broadcast_from_of(self, edge: Edge) -> int | None:
-        return self._broadcast_subtask(edge.receiver) if _is_broadcast(edge) else None
-
-    def _pieces(self, edge: Edge) -> dict[ChannelId, tuple[Piece, ...]]:
-        old = self._old_shape(edge)
-        if old is None:
-            return {}
-        return recovered_channels(
-            old,
-            self._plan.shape_of(edge),
-            self._in_flight.values(),
-            broadcast_from=self._broadcast_from_of(edge),
-        )
-
     def _next_sequence(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> Sequence:
-        if self._keeps_channels(edge):
-            return self._in_flight[channel._replace(edge=self._match.ways[edge.id].id)].before
-        return recovered_count(pieces, self._in_flight)
+        if self._channels.keeps(edge):
+            return self._channels.in_flight[self._channels.before(edge, channel)].before
+        return recovered_count(pieces, self._channels.in_flight)
 
     def _recovered(self, edge: Edge, channel: ChannelId, pieces: tuple[Piece, ...]) -> RecoveredChannel:
-        if self._keeps_channels(edge):
-            return self._kept(edge, channel)
-        stored = [self._ranges[piece.channel] for piece in pieces]
+        stored = self._channels.stored(edge, channel, pieces)
+        if self._channels.keeps(edge):
+            return self._kept(edge, *stored)
         of_phases = max(len(part.phases) for part in stored) + 1
         in_phase: list[list[NumberedElement]] = [[] for _ in range(of_phases)]
         for piece, part in zip(pieces, stored, strict=True):
             for sequence, element, _ in self._captured(edge, part):
-                left = self._restored(edge, _rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism))
+                left = self._restored(edge, rows_of(element, edge, piece, max_parallelism=self._plan.max_parallelism))
                 in_phase[phase_of(sequence, part.phases, of_phases=of_phases)].append(left)
         ends = list(accumulate(len(elements) for elements in in_phase))
         arrived = tuple(
@@ -498,8 +497,7 @@ class _Restoring:
         )
         return RecoveredChannel(arrived, Sequence(len(arrived)), tuple(Sequence(end) for end in ends[:-1]))
 
-    def _kept(self, edge: Edge, channel: ChannelId) -> RecoveredChannel:
-        stored = self._ranges[channel._replace(edge=self._match.ways[edge.id].id)]
+    def _kept(self, edge: Edge, stored: ChannelRange) -> RecoveredChannel:
         arrived = []
         for sequence, element, first_row in self._captured(edge, stored):
             if isinstance(element, EndOfInput):
@@ -520,18 +518,18 @@ class _Restoring:
         return tuple(lost for lost in self._dropped.by_edge() if self._slot == self._counting_slot(edges[lost.edge]))
 
     def _counting_slot(self, edge: Edge) -> int | None:
-        if not _is_broadcast(edge):
+        if not is_broadcast(edge):
             return self._slot
         # New channels have the same for all. Of kept ones, those of the subtask whose state all take have what is lost.
-        return self._most_advanced(edge.receiver) if self._keeps_channels(edge) else 0
+        return self._channels.most_advanced(edge.receiver) if self._channels.keeps(edge) else 0
 
     def _captured(self, edge: Edge, stored: ChannelRange) -> Iterator[tuple[Sequence, NumberedElement, int]]:
         """The receiver's part first, then the sender's, in sequence; each with the number of its first row."""
         before = self._match.ways[edge.id]
-        parts = self._files.captured_parts(stored, ChannelEnds(sender=before.sender, receiver=before.receiver))
+        parts = self._files.captured_parts(stored, self._ends(edge))
         dropped = self._dropped
         # If rows are dropped, a checkpoint must not come to refer to them.
-        if self._keeps_channels(edge) and before.id == edge.id and dropped is None:
+        if self._channels.keeps(edge) and before.id == edge.id and dropped is None:
             for part in parts:
                 self._known += referable(stored.channel, part.elements, part.files)
         # Whoever takes a part of a channel finds the same that cannot be read: one of them counts it.
@@ -540,16 +538,20 @@ class _Restoring:
         for captured in self._files.captured_elements(stored, parts, edge.schema, instead=instead):
             yield captured.sequence, captured.element, captured.first_row
 
+    def _ends(self, edge: Edge) -> ChannelEnds:
+        before = self._match.ways[edge.id]
+        return ChannelEnds(sender=before.sender, receiver=before.receiver)
+
 
 def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan, match: PlanMatch) -> list[bytes]:
     """One state for each reader of the plan; none if there is no source, or one that has not been read from yet."""
-    before = match.operators.get(Place(vertex.id, SOURCE_POSITION))
+    before = _source_before(vertex, match)
     if vertex.source is None or before is None:
         return []
     stored = [
         bytes(section.data)
-        for subtask in range(files.parallelism_of(before.vertex))
-        for section in files.sections(TaskId(before.vertex, subtask), "source")
+        for subtask in range(files.parallelism_of(before))
+        for section in files.sections(TaskId(before, subtask), "source")
     ]
     if not stored:
         return []
@@ -559,8 +561,9 @@ def _source_states(files: StoredFiles, vertex: Vertex, plan: JobPlan, match: Pla
     return open_source(vertex.source).redistribute(stored, parallelism=parallelism)
 
 
-def _is_broadcast(edge: Edge) -> bool:
-    return isinstance(edge.partitioning, BroadcastPartitioning)
+def _source_before(vertex: Vertex, match: PlanMatch) -> VertexId | None:
+    place = match.operators.get(Place(vertex.id, SOURCE_POSITION))
+    return None if place is None else place.vertex
 
 
 def _open(store: ReadableStore, file: SlotFile) -> StateFile:
@@ -578,21 +581,13 @@ def _open(store: ReadableStore, file: SlotFile) -> StateFile:
 
 
 def _restored(stored: StoredSection) -> RestoredSection:
-    return RestoredSection(plain_name(stored.key), stored.key.key_groups, stored.data)
+    return RestoredSection(plain_name(stored.key), stored.key.key_groups, stored.read)
+
+
+def _overlap(one: KeyGroupRange, other: KeyGroupRange) -> bool:
+    return max(one.first, other.first) < min(one.last, other.last)
 
 
 def plain_name(key: SectionKey) -> str:
     """As its operator knows it, which may have several of one name."""
     return key.name.rpartition(PART_MARK)[0]
-
-
-def _rows_of(element: NumberedElement, edge: Edge, piece: Piece, *, max_parallelism: int) -> NumberedElement:
-    """What a new channel takes of an element. Marks spoke for one old sender: only their place is kept."""
-    if not isinstance(element, Batch):
-        return no_rows(edge.schema)
-    if piece.key_groups is None or element.rows.num_rows == 0:
-        return element
-    assert isinstance(edge.partitioning, HashPartitioning), "only hash edges are split by key group"
-    key_groups = key_group_of(hash_rows(element.rows, edge.partitioning.key_count), max_parallelism)
-    own = (key_groups >= piece.key_groups.first) & (key_groups < piece.key_groups.last)
-    return Batch(element.rows.take(slots_array(np.flatnonzero(own))))
