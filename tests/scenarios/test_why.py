@@ -2,33 +2,40 @@
 slots over real sockets, without Spark. The contrasts are large, because the machine may be busy with other things.
 """
 
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
+from tests.scenarios.staged_jobs import (
+    ALIGNED,
+    KEYS,
+    LONG_MS,
+    PATIENCE_S,
+    SWITCHING,
+    UNALIGNED,
+    Staged,
+    has_failed,
+    invoke,
+    is_held_up,
+    is_slow,
+    playing,
+    sleeping,
+    takes,
+)
 from tidegate.api.explain_checkpoint import explain_checkpoint
-from tidegate.cli.main import app
 from tidegate.connectors import registry
 from tidegate.connectors.contract import Polled, Prepared
-from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.job import JobSpec
 from tidegate.model.errors import UserError
 from tidegate.model.ids import CheckpointId
 from tidegate.network.messages import BarrierSent, CutSent, PeerMessage
-from tidegate.plan.expressions import Column
-from tidegate.plan.lower import lower
-from tidegate.plan.nodes import MapInArrow, Node, Project, Scan, Sink, TransformWithState
+from tidegate.plan.nodes import Scan, Sink
 from tidegate.protocol.admission import ActiveBackpressure
-from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
+from tidegate.protocol.checkpoint_facts import Outcome
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.critical_path import PhaseKind
 from tidegate.protocol.culprits import (
@@ -48,155 +55,16 @@ from tidegate.protocol.culprits import (
 )
 from tidegate.protocol.why import WhyReport, why
 from tidegate.storage.statistics import read_failed
-from tidegate.storage.store import Store, open_store
+from tidegate.storage.store import open_store
 from tidegate.testing.faulty_store import FaultyStore, Result, Slow, StoreOperation
-from tidegate.testing.local_jobs import local_job
-from tidegate.testing.threads import CountingProcessor, NamedUserCode, ThreadLauncher
 from tidegate.worker import main as worker_main
-from tidegate.worker.settings import SlotSettings
 from tidegate.worker.slot_tasks import SlotTasks
-
-ROWS = 20_000
-KEYS = 64
-ALIGNED, UNALIGNED = None, 0.0
-# As with checkpoint.unaligned at auto, and checkpoint.alignedTimeout as it is by default.
-SWITCHING = 1_000.0
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-LONG_MS = 700.0
-PATIENCE_S = 90.0
-
-
-def without_figures(text: str) -> str:
-    return re.sub(r"\d[\d.,]*", "#", text)
-
-
-@dataclass(slots=True)
-class Stage:
-    """One job that is played until it has shown what it should; `folder` holds its input, output and checkpoints."""
-
-    folder: Path
-    before_row: Callable[[], None] = lambda: None
-    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
-    key_of: Callable[[int], int] = lambda i: i % KEYS
-    source_format: str = "parquet"
-    sink_format: str = "parquet"
-    switch_after_ms: float | None = ALIGNED
-    window_bytes: int = 8 << 10
-    interval_ms: float = 200.0
-    timeout_ms: float = 60_000.0
-    driver_store: Callable[[Store], Store] = lambda store: store
-    active_backpressure: ActiveBackpressure = ActiveBackpressure.OFF
-    coordinator: Coordinator = field(init=False)
-    ended: list[WhyReport] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        (self.folder / "in").mkdir()
-        for file in range(8):
-            ids = range(file * ROWS // 8, (file + 1) * ROWS // 8)
-            rows = pa.table({"k": [self.key_of(i) for i in ids], "v": list(ids)})
-            pq.write_table(rows, self.folder / "in" / f"{file}.parquet")
-        store = self.driver_store(open_store(self.location))
-        code = NamedUserCode(
-            functions={} if self.function is None else {"function": self.function},
-            processors={"count": lambda: CountingProcessor(before_row=self.before_row)},
-        )
-        self.coordinator = Coordinator(self._spec(), store, ThreadLauncher(code), versions={})
-
-    @property
-    def location(self) -> str:
-        return str(self.folder / "chk")
-
-    def first(self, wanted: Callable[[CheckpointFacts], bool]) -> WhyReport:
-        """The report of the first checkpoint that is like that, as it is explained while the job runs."""
-        facts = self.until(lambda: next((f for f in self.coordinator.checkpoint_facts() if wanted(f)), None))
-        report = why(facts)
-        assert sum(phase.duration_ms for phase in report.critical_path) == pytest.approx(facts.duration_ms, abs=0.01)
-        if facts.outcome is not Outcome.IN_PROGRESS:
-            self.ended.append(report)
-        return report
-
-    def check_command(self) -> None:
-        """`tidegate why` says the same, from storage alone, but for figures: slots may have told more since."""
-        for report in self.ended:
-            code, said = invoke("why", self.location, str(report.checkpoint))
-            assert code == 0, f"{report}\n\n{said}"
-            for sentence in (report.summary, *report.advice):
-                assert without_figures(sentence) in without_figures(said), f"{report}\n\n{said}"
-
-    def until(self, look: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
-        while (found := look()) is None:
-            ended = self.coordinator.wait(0.05)
-            if ended and (found := look()) is not None:
-                return found
-            assert not ended, f"it {self.coordinator.view().state}: {self.coordinator.failure()}"
-            assert time.monotonic() < deadline, self.coordinator.view().checkpoints[:3]
-        return found
-
-    def _spec(self) -> JobSpec:
-        k, v = Column(0, "k", pa.int64()), Column(1, "v", pa.int64())
-        read: Node = Scan(self.source_format, {"path": str(self.folder / "in")}, SCHEMA)
-        if self.function is not None:
-            read = MapInArrow(read, b"function", "function", SCHEMA)
-        keyed = Project(read, (k, k, v), pa.schema([("k", pa.int64()), *SCHEMA]))
-        counted = pa.schema([("k", pa.int64()), ("n", pa.int64())])
-        sink = Sink(self.sink_format, {"path": str(self.folder / "out")}, counted)
-        plan = lower(TransformWithState(keyed, 1, b"count", counted), sink, parallelism=2, max_parallelism=128)
-        return local_job(
-            "staged",
-            SlotSettings(
-                plan=plan,
-                checkpoint_location=self.location,
-                window_bytes=self.window_bytes,
-                state_backend="heap",
-                active_backpressure=self.active_backpressure,
-                checkpoint_interval_ms=self.interval_ms,
-            ),
-            interval_ms=self.interval_ms,
-            timeout_ms=self.timeout_ms,
-            tolerable_failures=1_000,
-            switch_after_ms=self.switch_after_ms,
-            keep=50,
-            available_now=True,
-        )
-
-
-Staged = Callable[..., Stage]
 
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Iterator[Staged]:
-    """Starts a job; whatever the test found, it is stopped at the end."""
-    stages: list[Stage] = []
-
-    def start(**changes: Any) -> Stage:
-        stage = Stage(tmp_path, **changes)
-        stages.append(stage)
-        stage.coordinator.start()
-        return stage
-
-    yield start
-    for stage in stages:
-        stage.coordinator.stop()
-        assert stage.coordinator.wait(PATIENCE_S)
-        stage.check_command()
-
-
-def takes(at_least_ms: float) -> Callable[[CheckpointFacts], bool]:
-    return lambda facts: facts.outcome is Outcome.COMPLETED and facts.duration_ms >= at_least_ms
-
-
-is_slow = takes(LONG_MS * 0.8)
-# About as long as the delay that is staged: nothing is asked of what a busy machine made a little slow.
-is_held_up = takes(LONG_MS * 1.4)
-
-
-def has_failed(reason: str) -> Callable[[CheckpointFacts], bool]:
-    return lambda facts: facts.failure == reason
-
-
-def sleeping(seconds: float) -> Callable[[], None]:
-    return lambda: time.sleep(seconds)
+    with playing(tmp_path) as start:
+        yield start
 
 
 class Once:
@@ -237,12 +105,26 @@ def test_a_slow_operator_behind_queued_data(staged: Staged, switch_after_ms: flo
     assert report.culprit.where.what.startswith("v1.") and "TransformWithState" in report.culprit.where.name
     assert report.culprit.queued_bytes > 1000
     assert any("checkpoint.unaligned" in line for line in report.advice)
+    assert report.cost_to_stream.encoding_ms is not None
     assert report.other_mode is not None
     if switch_after_ms is ALIGNED:
         assert report.other_mode.mode == "unaligned" and report.other_mode.inflight_bytes > 1000
+        assert report.other_mode.duration_ms is not None, report
+        assert report.other_mode.duration_ms < report.duration_ms
     else:
         assert report.other_mode.mode == "aligned" and report.other_mode.duration_ms is not None
         assert report.other_mode.duration_ms > report.duration_ms
+
+
+def test_what_unaligned_would_have_cost_is_told_where_the_manifest_took_the_state(staged: Staged) -> None:
+    """Counters are small: after the first checkpoint there is nothing to upload."""
+    report = staged(before_row=sleeping(0.001)).first(
+        lambda facts: is_slow(facts) and not any(slot.stored_bytes for slot in facts.slots)
+    )
+    other = report.other_mode
+    assert isinstance(report.culprit, SlowOperator) and other is not None, report
+    assert other.mode == "unaligned" and other.duration_ms is not None, report
+    assert other.duration_ms < report.duration_ms and "of an earlier checkpoint" in other.basis, report
 
 
 def test_one_long_call(staged: Staged) -> None:
@@ -364,11 +246,27 @@ def test_a_big_synchronous_part(staged: Staged) -> None:
         yield from batches
         time.sleep(LONG_MS * 1.5 / 1000)
 
-    report = staged(function=flushes_long, before_row=sleeping(0.0001)).first(is_held_up)
+    # Little is queued, so that a busy machine does not wait for that longer.
+    report = staged(function=flushes_long, before_row=sleeping(0.0001), window_bytes=1 << 10).first(is_held_up)
     assert isinstance(report.culprit, BigSynchronousPart), report
     assert "MapInArrow" in report.culprit.where.name
     assert report.culprit.duration_ms > LONG_MS
     assert report.cost_to_stream.sync_ms > LONG_MS
+
+
+def test_with_all_defaults_nothing_is_advised_that_is_on(staged: Staged) -> None:
+    """An aligned one, because it is quicker than checkpoint.alignedTimeout would be."""
+    report = staged(
+        before_row=sleeping(0.001),
+        switch_after_ms=60_000.0,
+        debloat_target_ms=1_000.0,
+        active_backpressure=ActiveBackpressure.ON,
+    ).first(is_slow)
+    assert isinstance(report.culprit, SlowOperator), report
+    assert [line.split(":")[0] for line in report.advice[1:]] == [
+        "a smaller checkpoint.alignedTimeout, or checkpoint.unaligned=true",
+        "a smaller network.target",
+    ]
 
 
 def test_one_late_channel(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,11 +427,6 @@ def test_a_declined_one_has_the_sinks_error(staged: Staged, monkeypatch: pytest.
 
 
 # -- from outside
-
-
-def invoke(*arguments: str) -> tuple[int, str]:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
-    return result.exit_code, result.output
 
 
 def test_the_command_line_tells_the_same_from_storage(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:

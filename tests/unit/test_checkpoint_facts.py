@@ -26,8 +26,11 @@ from tidegate.network.messages import (
 )
 from tidegate.plan.lower import lower
 from tidegate.plan.nodes import Scan, Sink, TransformWithState
-from tidegate.protocol.checkpoint_facts import CheckpointFacts, CommitFacts, Outcome
+from tidegate.protocol.admission import ActiveBackpressure
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, CommitFacts, Configured, Outcome
 from tidegate.protocol.checkpoints import CheckpointSettings
+from tidegate.protocol.kinds import Guarantee
+from tidegate.protocol.switching import StorageSpeed
 from tidegate.storage.manifests import Manifest, decode_manifest, encode_manifest
 from tidegate.storage.statistics import FAILED_KEPT, put_failed, read_failed
 from tidegate.storage.store import LocalFiles
@@ -45,6 +48,12 @@ JOB = JobFacts(
     PLAN,
     Generation(3),
     CheckpointSettings(interval_ms=1_000, timeout_ms=5_000, min_pause_ms=0, max_concurrent=1, tolerable_failures=0),
+    Configured(
+        guarantee=Guarantee.EXACTLY_ONCE,
+        switch_after_ms=1_000.0,
+        debloat_target_ms=None,
+        active_backpressure=ActiveBackpressure.STRICT,
+    ),
 )
 ONE, TWO = SlotIndex(0), SlotIndex(1)
 SOURCE, KEYED = TaskId(VertexId(0), 0), TaskId(VertexId(1), 0)
@@ -77,6 +86,8 @@ def standing() -> SlotStanding:
             LongStep(KEYED, AHEAD_MS + 1_005.0, 200.0, 1),
             LongStep(SOURCE, AHEAD_MS + 995.0, 90.0, 5),
         ],
+        storage=StorageSpeed(4_096, 30.0),
+        encoded_for_ms=12.0,
     )
 
 
@@ -113,6 +124,7 @@ def test_times_of_a_slot_are_put_onto_the_drivers_line() -> None:
     slot = facts.slot(0)
     assert slot is not None
     assert (slot.triggered_ms, slot.last_word_ms) == (10.0, 900.0)
+    assert (slot.storage, slot.encoded_for_ms) == (StorageSpeed(4_096, 30.0), 12.0), "which are no times of a clock"
 
 
 def test_a_step_counts_if_it_ended_after_the_trigger() -> None:
@@ -159,7 +171,7 @@ def test_facts_are_part_of_the_manifest_and_come_back() -> None:
     )
     keyed = facts.task(KEYED)
     assert keyed is not None and (keyed.state_bytes, keyed.inflight_bytes, keyed.async_ms) == (100, 20, 4.0)
-    assert (facts.completing_ms, facts.writing_ms) == (600.0, 900.0)
+    assert (facts.completing_ms, facts.writing_ms, facts.configured) == (600.0, 900.0, JOB.configured)
     assert facts.commits_before == (CommitFacts(checkpoint=6, started_ms=-70.0, ended_ms=800.0, written_ms=20.0),)
     manifest = Manifest(
         checkpoint=CheckpointId(7),

@@ -29,7 +29,7 @@ from tidegate.plan.nodes import Scan, Sink
 from tidegate.plan.physical import DeduplicateSpec, Edge, HashPartitioning, JobPlan, Vertex
 from tidegate.protocol.barriers import Cut
 from tidegate.protocol.channel_ranges import ReceiverRange
-from tidegate.protocol.kinds import CheckpointKind
+from tidegate.protocol.kinds import CheckpointKind, CheckpointStorage
 from tidegate.state.contract import Section
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import Data, LocalFiles, Store, pieces_of
@@ -69,6 +69,7 @@ class Slot:
         savepoints: Store | None = None,
         clock: ManualClock | None = None,
         in_manifest_below_bytes: int = 0,
+        storage: CheckpointStorage = CheckpointStorage.FILES,
     ) -> None:
         self.said: list[Acknowledge | Decline] = []
         self.taken: list[CheckpointId] = []
@@ -87,6 +88,7 @@ class Slot:
             inline_below_bytes=20 << 10,
             send=self._hear,
             in_manifest_below_bytes=in_manifest_below_bytes,
+            storage=storage,
         )
 
     def _open(self, location: str) -> Store:

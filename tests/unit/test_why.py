@@ -8,10 +8,19 @@ from hypothesis import strategies as st
 
 from tests.unit.facts_by_hand import expired, facts, keyed, slot, source, task_id
 from tidegate.model.ids import ChannelId, EdgeId
-from tidegate.protocol.checkpoint_facts import BarrierFacts, CommitFacts, Outcome, SlotFacts, StepFacts, TaskFacts
+from tidegate.protocol.checkpoint_facts import (
+    BarrierFacts,
+    CheckpointFacts,
+    CommitFacts,
+    Outcome,
+    SlotFacts,
+    StepFacts,
+    TaskFacts,
+)
 from tidegate.protocol.checkpoints import FailureReason
 from tidegate.protocol.critical_path import PhaseKind
 from tidegate.protocol.culprits import Cause, Expired, LateSlot, LongCall, SilentSlot, SlowOperator
+from tidegate.protocol.switching import StorageSpeed
 from tidegate.protocol.why import choose, why
 
 
@@ -151,13 +160,54 @@ def test_what_an_unaligned_one_would_have_cost_rests_on_the_queue_and_the_stores
     assert (other.mode, other.inflight_bytes, other.duration_ms) == ("unaligned", 500_000, pytest.approx(35.0))
 
 
-def test_what_is_not_measured_is_not_estimated() -> None:
-    found = facts(
-        source(), keyed(snapshot_ms=2_003.0, queued_bytes=500_000), slots=(slot(from_ms=2_005.0),), duration_ms=2_030.0
-    )
-    other = why(found).other_mode
-    assert other is not None and other.duration_ms is None
-    assert "too small to tell" in other.basis
+def behind_half_a_megabyte(*slots: SlotFacts) -> CheckpointFacts:
+    """Without the two seconds that its barrier waited, it would have taken 30 ms."""
+    return facts(source(), keyed(snapshot_ms=2_003.0, queued_bytes=500_000), slots=slots, duration_ms=2_030.0)
+
+
+@pytest.mark.parametrize("stored", [0, 100], ids=["in the manifest", "too little"])
+def test_what_an_unaligned_one_would_have_cost_rests_on_an_earlier_upload_where_its_own_tells_nothing(
+    stored: int,
+) -> None:
+    own = slot(from_ms=2_005.0, stored_bytes=stored, storage=StorageSpeed(1_000_000, 20.0))
+    other = why(behind_half_a_megabyte(own)).other_mode
+    assert other is not None and other.duration_ms == other.least_ms == pytest.approx(40.0)
+    assert other.basis.endswith("; slot 0 stored 976.6 KiB of an earlier checkpoint in 20 ms"), other.basis
+
+
+def test_an_upload_that_is_mostly_the_call_leaves_a_range_for_what_an_unaligned_one_would_have_cost() -> None:
+    report = why(behind_half_a_megabyte(slot(from_ms=2_005.0, storage=StorageSpeed(10_000, 20.0))))
+    other = report.other_mode
+    assert other is not None
+    assert (other.least_ms, other.duration_ms) == (pytest.approx(50.0), pytest.approx(1_030.0))
+    assert "too little to tell" in other.basis
+    assert "As unaligned: 50 ms to 1.03 s, 488.3 KiB of rows in flight stored" in str(report)
+
+
+def test_what_an_unaligned_one_would_have_cost_is_told_by_the_slot_that_would_have_stored_longest() -> None:
+    """The slot with most in its queues, or one that has only the other's upload to go by."""
+    measured = slot(0, from_ms=2_005.0, storage=StorageSpeed(1_000_000, 20.0))
+    hot, cold = keyed(0, snapshot_ms=2_003.0, queued_bytes=500_000), keyed(1, queued_bytes=100_000)
+    for other_slot in (slot(1, storage=StorageSpeed()), slot(1, storage=StorageSpeed(1_000_000, 30.0))):
+        found = facts(source(), hot, cold, slots=(measured, other_slot), duration_ms=2_030.0)
+        other = why(found).other_mode
+        assert other is not None and (other.inflight_bytes, other.duration_ms) == (600_000, pytest.approx(40.0))
+        assert "slot 0 stored" in other.basis
+
+
+@pytest.mark.parametrize("storage", [None, StorageSpeed()], ids=["before it was noted", "nothing uploaded"])
+def test_what_is_not_measured_is_not_estimated(storage: StorageSpeed | None) -> None:
+    report = why(behind_half_a_megabyte(slot(from_ms=2_005.0, storage=storage)))
+    other = report.other_mode
+    assert other is not None and other.duration_ms is None and other.least_ms is None
+    assert "no upload has told how fast the store is" in other.basis
+    assert "As unaligned: an unknown time" in str(report)
+
+
+def test_where_nothing_is_queued_an_unaligned_one_stores_nothing() -> None:
+    other = why(facts(source(), keyed(snapshot_ms=2_003.0), slots=(slot(from_ms=2_005.0),), duration_ms=2_030.0))
+    assert other.other_mode is not None
+    assert (other.other_mode.duration_ms, other.other_mode.inflight_bytes) == (pytest.approx(30.0), 0)
 
 
 def test_without_an_id_the_newest_that_was_slow_or_failed_is_explained() -> None:

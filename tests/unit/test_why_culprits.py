@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from tests.unit.facts_by_hand import barrier, expired, facts, keyed, slot, source, task_id
+from tidegate.api.options import read_options
 from tidegate.model.ids import ChannelId, EdgeId
 from tidegate.protocol.checkpoint_facts import (
     BarrierFacts,
     CheckpointFacts,
+    Configured,
     InputBefore,
     Outcome,
     StepFacts,
@@ -20,6 +22,7 @@ from tidegate.protocol.critical_path import PhaseKind
 from tidegate.protocol.culprits import (
     BehindSavepoint,
     BigState,
+    BigSynchronousPart,
     Cause,
     GaveWay,
     LateChannel,
@@ -188,6 +191,18 @@ def test_one_that_shows_in_several_phases_is_blamed_for_all_of_them() -> None:
     assert isinstance(culprit, SlowOperator) and culprit.where.what == "v2.0", culprit
 
 
+@pytest.mark.parametrize("is_in_step", [False, True])
+def test_a_task_that_waited_while_another_of_its_slot_took_its_snapshot_has_a_big_synchronous_part(
+    is_in_step: bool,
+) -> None:
+    """Whether a step or a message of a peer set it off."""
+    big = TaskFacts(task=task_id(2), name="Aggregate(slow)", kind="aligned", snapshot_ms=50.0, sync_ms=1_900.0)
+    steps = (StepFacts(task_id(2), 49.0, 1_902.0, 0),) if is_in_step else ()
+    culprit = why(behind_data(big, busy_ms=0.0, long_steps=steps)).culprit
+    assert isinstance(culprit, BigSynchronousPart), culprit
+    assert (culprit.where.what, culprit.duration_ms) == ("v2.0", 1_900.0)
+
+
 def test_one_that_was_ready_and_waited_for_a_savepoint() -> None:
     report = why(facts(source(), keyed(), slots=(slot(),), duration_ms=2_000.0))
     assert report.culprit == BehindSavepoint(1_988.0)
@@ -229,6 +244,84 @@ def test_with_a_slow_store_unaligned_checkpoints_are_advised_against(kind: str, 
     assert any("checkpoint.unaligned=false" in line for line in report.advice) is is_advised
 
 
+# -- advice
+
+
+def configured(*given: str) -> Configured:
+    """As a query is with these options, and the others as they are by default."""
+    options = read_options(dict(option.split("=") for option in given), {})
+    return Configured(
+        guarantee=options.guarantee,
+        switch_after_ms=options.switch_after_ms,
+        debloat_target_ms=options.debloat_target_ms,
+        active_backpressure=options.active_backpressure,
+    )
+
+
+def settings_advised(found: CheckpointFacts, *given: str) -> list[str]:
+    """Without what each is for."""
+    report = why(replace(found, configured=configured(*given)))
+    assert report.cause in (Cause.SLOW_OPERATOR, Cause.SKEW, Cause.SLOW_STORE), report
+    return [line.split(":")[0] for line in report.advice if "=" in line or "network." in line or "checkpoint." in line]
+
+
+SOONER = "a smaller checkpoint.alignedTimeout, or checkpoint.unaligned=true"
+OVERTAKE = "checkpoint.unaligned=auto or true"
+QUICKER, DEBLOAT = "a smaller network.target", "network.debloat=true, or a smaller network.window"
+PAUSE = "source.activeBackpressure=true"
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"),
+    [
+        ([], [SOONER, QUICKER]),
+        (["checkpoint.unaligned=false"], [OVERTAKE, QUICKER]),
+        (["checkpoint.mode=at_least_once"], [QUICKER]),
+        (["network.debloat=false"], [SOONER, DEBLOAT]),
+        (["source.activebackpressure=false"], [SOONER, QUICKER, PAUSE]),
+        (["source.activebackpressure=strict"], [SOONER, QUICKER]),
+    ],
+    ids=str,
+)
+def test_a_setting_is_not_advised_where_it_is_set_by_default_or_by_the_user(
+    given: list[str], advised: list[str]
+) -> None:
+    assert settings_advised(behind_data(), *given) == advised
+    hot = behind_data(keyed(1, epoch_bytes=100), epoch_bytes=900)
+    assert settings_advised(hot, *given) == [line for line in advised if "checkpoint." in line]
+
+
+def test_one_that_overtakes_at_once_is_not_advised_to_do_so_sooner() -> None:
+    found = replace(behind_data(), kind="switched")
+    assert settings_advised(found) == [SOONER, QUICKER]
+    assert settings_advised(found, "checkpoint.unaligned=true") == [QUICKER]
+
+
+def test_a_savepoint_is_advised_what_savepoints_are_asked_for() -> None:
+    """Whether checkpoints are unaligned is nothing to it."""
+    found = replace(behind_data(), is_savepoint=True)
+    for given in ([], ["checkpoint.unaligned=false"], ["checkpoint.unaligned=true"]):
+        assert settings_advised(found, *given)[0] == "query.savepoint(unaligned=True)"
+    store = facts(source(), keyed(), slots=(slot(storing_ms=2_000.0),), duration_ms=2_010.0, kind="unaligned")
+    assert settings_advised(replace(store, is_savepoint=True))[0] == "leave out unaligned=True"
+    assert settings_advised(store) == ["checkpoint.unaligned=false", QUICKER]
+
+
+def test_one_that_was_stored_before_settings_were_noted_is_advised_all() -> None:
+    assert [line.split(":")[0] for line in why(behind_data()).advice[1:]] == [
+        OVERTAKE,
+        "network.debloat=true and a smaller network.target",
+        PAUSE,
+    ]
+
+
+def test_a_step_of_several_rows_is_not_said_to_be_one_call() -> None:
+    step = StepFacts(task_id(1), 0.0, 2_000.0, 1)
+    assert "took 2.00 s for 1 row; no barrier interrupts it" in why(behind_data(long_steps=(step,))).summary
+    many = why(behind_data(long_steps=(replace(step, rows=3),)))
+    assert "took 2.00 s for 3 rows, in one call or several; no barrier comes between them" in many.summary
+
+
 # -- failed
 
 
@@ -237,6 +330,22 @@ def test_a_slot_that_took_the_trigger_and_fell_silent_is_to_blame() -> None:
     culprit = root_of(why(expired(source(), keyed(snapshot_ms=None), slots=(quiet,))).culprit)
     assert isinstance(culprit, SilentSlot), culprit
     assert (culprit.where.what, culprit.silent_ms) == ("slot 0", 58_000.0)
+
+
+def test_a_slot_that_heard_of_no_trigger_because_a_peers_barrier_came_first_had_a_big_synchronous_part() -> None:
+    busy = slot(triggered_ms=None, encoding_ms=None, acknowledged_ms=None, last_word_ms=90_000.0)
+    big = keyed(snapshot_ms=4.0, sync_ms=80_000.0, kind="unaligned")
+    culprit = root_of(why(expired(source(snapshot_ms=None), big, slots=(busy,))).culprit)
+    assert isinstance(culprit, BigSynchronousPart), culprit
+    assert (culprit.where.what, culprit.duration_ms) == ("v1.0", 80_000.0)
+
+
+def test_a_silent_slot_that_told_afterwards_of_its_snapshot_had_a_big_synchronous_part() -> None:
+    quiet = slot(encoding_ms=None, queued_ms=None, uploading_ms=None, acknowledged_ms=None, last_word_ms=2_000.0)
+    big = keyed(snapshot_ms=2_000.0, sync_ms=90_000.0)
+    culprit = root_of(why(expired(source(), big, slots=(quiet,))).culprit)
+    assert isinstance(culprit, BigSynchronousPart), culprit
+    assert (culprit.where.what, culprit.duration_ms) == ("v1.0", 90_000.0)
 
 
 def test_a_silent_slot_that_told_afterwards_what_it_did_was_in_one_long_call() -> None:
@@ -309,8 +418,17 @@ def test_the_cost_is_the_worst_slots_snapshots_all_waits_of_tasks_and_the_longes
         keyed(1, barrier_ms=3.0, snapshot_ms=53.0, sync_ms=6.0, busy_ms=10.0),
     )
     report = why(facts(*tasks, slots=(slot(0), slot(1)), duration_ms=200.0))
-    assert report.cost_to_stream == CostToStream(sync_ms=30.0, blocked_ms=45.0 + 40.0, paused_ms=70.0)
+    cost = CostToStream(sync_ms=30.0, encoding_ms=None, blocked_ms=45.0 + 40.0, paused_ms=70.0)
+    assert report.cost_to_stream == cost
     assert "30 ms of a slot for snapshots, 85 ms of tasks that waited" in str(report)
+
+
+def test_what_encoding_cost_is_that_of_the_slot_that_encoded_longest_and_unknown_if_none_told() -> None:
+    told = facts(source(), slots=(slot(0, encoded_for_ms=5.0), slot(1, encoded_for_ms=90.0)), duration_ms=200.0)
+    assert why(told).cost_to_stream.encoding_ms == 90.0
+    assert "1 ms of a slot for snapshots, 90 ms of one for encoding them, 0 ms of tasks" in str(why(told))
+    one = replace(told, slots=(slot(0), slot(1, encoded_for_ms=0.0)))
+    assert why(one).cost_to_stream.encoding_ms == 0.0
 
 
 def test_a_task_that_waited_for_barriers_before_it_switched_is_counted() -> None:

@@ -133,6 +133,15 @@ def test_manifests_from_before_it_was_noted_are_read_and_all_of_the_drivers_part
     assert {PhaseKind.STORE_QUEUE, PhaseKind.BEHIND_COMMIT}.isdisjoint({phase.kind for phase in path})
 
 
+@pytest.mark.parametrize("manifest", BEFORE, ids=lambda path: path.parts[-4])
+def test_manifests_from_before_settings_the_store_and_encoding_were_noted_are_explained_without(manifest: Path) -> None:
+    stored = decode_manifest(manifest.read_bytes(), name=str(manifest)).statistics
+    assert stored is not None and stored.configured is None
+    assert {(slot.storage, slot.encoded_for_ms) for slot in stored.slots} == {(None, None)}
+    report = why(stored)
+    assert report.cost_to_stream.encoding_ms is None and "encoding them" not in str(report)
+
+
 # -- how it comes to be known
 
 

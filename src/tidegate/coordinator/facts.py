@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from tidegate.coordinator.job import JobSpec
 from tidegate.coordinator.slot_clocks import SlotClocks
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, SlotIndex, TaskId
 from tidegate.network.messages import Acknowledge, BarrierSeen, LongStep, SlotStanding, TaskPart, TaskStanding
@@ -11,6 +12,7 @@ from tidegate.protocol.checkpoint_facts import (
     BarrierFacts,
     CheckpointFacts,
     CommitFacts,
+    Configured,
     InputBefore,
     Outcome,
     SlotFacts,
@@ -32,6 +34,18 @@ class JobFacts:
     plan: JobPlan
     generation: Generation
     settings: CheckpointSettings
+    configured: Configured
+
+    @classmethod
+    def of(cls, spec: JobSpec, generation: Generation) -> "JobFacts":
+        slots = spec.slot_settings
+        configured = Configured(
+            guarantee=slots.guarantee,
+            switch_after_ms=spec.switch_after_ms,
+            debloat_target_ms=slots.debloat_target_ms,
+            active_backpressure=slots.active_backpressure,
+        )
+        return cls(slots.plan, generation, spec.checkpoints, configured)
 
 
 @dataclass(slots=True)
@@ -104,6 +118,7 @@ def checkpoint_facts(
         tasks=tuple(task for line in lines for task in line.tasks()),
         slots=tuple(line.slot_facts() for line in lines),
         edges=tuple((int(edge.sender), int(edge.receiver)) for edge in job.plan.edges),
+        configured=job.configured,
     )
     return as_known_now(facts, heard)
 
@@ -185,6 +200,8 @@ class _SlotLine:
             acknowledged_ms=None if acknowledged_ms is None else acknowledged_ms - since_ms,
             last_word_ms=None if word_ms is None else word_ms - since_ms,
             long_steps=() if said is None else tuple(step for one in said.long_steps if (step := self._step(one))),
+            storage=None if said is None else said.storage,
+            encoded_for_ms=None if said is None else said.encoded_for_ms,
         )
 
     def tasks(self) -> list[TaskFacts]:

@@ -11,6 +11,7 @@ import msgspec
 from tidegate.model.ids import ChannelId, CheckpointId, EdgeId, Generation, Sequence, SlotIndex, TaskId, VertexId
 from tidegate.network.address import SlotAddress
 from tidegate.protocol.recovery import CapturedRows
+from tidegate.protocol.switching import UNKNOWN_SPEED, StorageSpeed
 from tidegate.storage.manifests import SharedFile
 
 
@@ -254,7 +255,8 @@ class SlotStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far a slot is with one checkpoint. A time that is None has not come.
 
     The order: triggered, encoding, queued (for the thread that writes), uploading. Of the writing, `sink_ms` went into
-    the sinks' own files and `storing_ms` into `stored_bytes` of snapshot.
+    the sinks' own files and `storing_ms` into `stored_bytes` of snapshot. `storage`: what this upload or, if it needed
+    no file, the last one before told of the store. `encoded_for_ms`: what encoding took of the slot's loop.
     """
 
     checkpoint: CheckpointId
@@ -267,6 +269,8 @@ class SlotStanding(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stored_bytes: int = 0
     tasks: list[TaskStanding] = []
     long_steps: list[LongStep] = []
+    storage: StorageSpeed = UNKNOWN_SPEED
+    encoded_for_ms: float = 0.0
 
 
 class Acknowledge(_Message, frozen=True, gc=False):

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tidegate.model.ids import ChannelId, TaskId
+from tidegate.protocol.admission import ActiveBackpressure
+from tidegate.protocol.kinds import Guarantee
+from tidegate.protocol.switching import StorageSpeed
 
 
 class Outcome(Enum):
@@ -131,7 +134,11 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFacts:
-    """A slot's way, in this order; None for what had not come. `last_word_ms`: when the driver heard of it last."""
+    """A slot's way, in this order; None for what had not come. `last_word_ms`: when the driver heard of it last.
+
+    `storage`: the newest upload that told the slot how fast the store is, of this checkpoint or an earlier one;
+    `encoded_for_ms`: what encoding took of its loop. None in facts that were stored before these were noted.
+    """
 
     slot: int
     triggered_ms: float | None = None
@@ -144,6 +151,8 @@ class SlotFacts:
     acknowledged_ms: float | None = None
     last_word_ms: float | None = None
     long_steps: tuple[StepFacts, ...] = ()
+    storage: StorageSpeed | None = None
+    encoded_for_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +170,27 @@ class CommitFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """What the query was set to, so that nobody is advised to set what is set.
+
+    `switch_after_ms`: None keeps checkpoints aligned, 0 is unaligned at once. `debloat_target_ms`: None without
+    debloating.
+    """
+
+    guarantee: Guarantee
+    switch_after_ms: float | None
+    debloat_target_ms: float | None
+    active_backpressure: ActiveBackpressure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
     """`completing_ms`: when all was there to be written to the manifest and the log. `writing_ms`: when that began,
     once the driver was done with what came before it, `commits_before` among it; None also where it was not noted.
 
     `failure` is one of the closed list of reasons, `detail` what was said about it, `is_upload_failure` whether it was
     the store that a slot's part failed at. `ingest_paused_ms`: of what Spark ingests, that which paused longest.
-    `edges`: which vertex feeds which.
+    `edges`: which vertex feeds which. `configured` is None in facts that were stored before it was noted.
     """
 
     checkpoint: int
@@ -190,6 +213,7 @@ class CheckpointFacts:
     tasks: tuple[TaskFacts, ...] = ()
     slots: tuple[SlotFacts, ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
+    configured: Configured | None = None
 
     def task(self, task: TaskId) -> TaskFacts | None:
         return next((found for found in self.tasks if found.task == task), None)

@@ -14,7 +14,6 @@ from tidegate.protocol.checkpoint_facts import (
     CommitFacts,
     Outcome,
     SlotFacts,
-    StepFacts,
     TaskFacts,
 )
 from tidegate.protocol.checkpoints import FailureReason
@@ -50,7 +49,7 @@ from tidegate.protocol.why_text import advice, described, report_text
 
 # A checkpoint that takes less, and less than half of the interval, needs no explanation.
 UNREMARKABLE_MS: Final = 250.0
-# One step must make up so much of a wait to be its reason; many slow calls are a slow operator.
+# One step or snapshot must make up so much of a wait to be its reason; many slow calls are a slow operator.
 _ONE_CALL_SHARE: Final = 0.5
 # A subtask that gets so much more than its fair share of its vertex's input is skewed.
 _SKEWED_ABOVE_FAIR: Final = 0.2
@@ -178,7 +177,7 @@ def _slowest(facts: CheckpointFacts, path: tuple[Phase, ...]) -> WaitedFor:
 
 def _culprit_of(facts: CheckpointFacts, phase: Phase) -> WaitedFor:
     slot = None if phase.slot is None else facts.slot(phase.slot)
-    call = _one_call(facts, slot, phase)
+    standstill = _standstill(facts, slot, phase)
     match phase.kind:
         case PhaseKind.LOGGING:
             return SlowStore(Where(JOB_LOG), phase.duration_ms, 0)
@@ -194,8 +193,8 @@ def _culprit_of(facts: CheckpointFacts, phase: Phase) -> WaitedFor:
             return _slow_store(slot, phase)
         case PhaseKind.SYNC:
             return _big_synchronous_part(facts, phase)
-        case _ if call is not None:
-            return call
+        case _ if standstill is not None:
+            return standstill
         case PhaseKind.ENCODING:
             return BigState(Where(phase.where), phase.duration_ms, 0 if slot is None else slot.stored_bytes)
         case PhaseKind.ALIGNING:
@@ -203,25 +202,36 @@ def _culprit_of(facts: CheckpointFacts, phase: Phase) -> WaitedFor:
             return LateSlot(Where(phase.where), phase.duration_ms) if task is None else _behind_data(facts, task)
         case PhaseKind.ON_THE_WAY if phase.barrier is not None:
             sender = facts.slot(phase.barrier.sender.subtask)
-            if (senders_call := _one_call(facts, sender, phase)) is not None:
-                return senders_call
+            if (senders := _standstill(facts, sender, phase)) is not None:
+                return senders
             return LateChannel(Where(str(phase.barrier.channel)), phase.duration_ms, str(phase.barrier.sender))
         case _:
             return LateSlot(Where(phase.where), phase.duration_ms)
 
 
-def _one_call(facts: CheckpointFacts, slot: SlotFacts | None, phase: Phase) -> LongCall | None:
-    """The one step that makes up most of the phase, if there is one: the slot could do nothing else meanwhile."""
+def _standstill(facts: CheckpointFacts, slot: SlotFacts | None, phase: Phase) -> LongCall | BigSynchronousPart | None:
+    """The snapshot or step that makes up most of the phase, if one does: the slot could do nothing else meanwhile."""
     if slot is None:
         return None
-    longest = max(slot.long_steps, key=lambda step: _overlap_ms(step, phase), default=None)
-    if longest is None or _overlap_ms(longest, phase) < _ONE_CALL_SHARE * phase.duration_ms:
+    least_ms = _ONE_CALL_SHARE * phase.duration_ms
+    # Snapshots first: a step in which one was taken was as long because of it.
+    taken = [(_sync_overlap_ms(task, phase), task) for task in facts.tasks_of(slot.slot) if task.sync_ms]
+    overlap_ms, task = max(taken, key=lambda one: one[0], default=(0.0, None))
+    if task is not None and overlap_ms >= least_ms and overlap_ms > 0:
+        return BigSynchronousPart(_where(facts, task.task), task.sync_ms, task.state_bytes)
+    longest = max(slot.long_steps, key=lambda step: _overlap_ms(step.started_ms, step.ended_ms, phase), default=None)
+    if longest is None or _overlap_ms(longest.started_ms, longest.ended_ms, phase) < least_ms:
         return None
     return LongCall(_where(facts, longest.task), longest.duration_ms, longest.rows)
 
 
-def _overlap_ms(step: StepFacts, phase: Phase) -> float:
-    return max(0.0, min(step.ended_ms, phase.ended_ms) - max(step.started_ms, phase.started_ms))
+def _sync_overlap_ms(task: TaskFacts, phase: Phase) -> float:
+    started_ms, ended_ms = task.snapshot_ms, task.snapshot_end_ms
+    return 0.0 if started_ms is None or ended_ms is None else _overlap_ms(started_ms, ended_ms, phase)
+
+
+def _overlap_ms(started_ms: float, ended_ms: float, phase: Phase) -> float:
+    return max(0.0, min(ended_ms, phase.ended_ms) - max(started_ms, phase.started_ms))
 
 
 def _slow_commit(facts: CheckpointFacts, commit: CommitFacts, phase: Phase) -> SlowCommit | SlowStore:
@@ -243,7 +253,8 @@ def _big_synchronous_part(facts: CheckpointFacts, phase: Phase) -> WaitedFor:
     task = None if phase.task is None else facts.task(phase.task)
     if task is None:
         return LateSlot(Where(phase.where), phase.duration_ms)
-    return BigSynchronousPart(_where(facts, task.task), phase.duration_ms, task.state_bytes)
+    # It may have gone on after the checkpoint was given up.
+    return BigSynchronousPart(_where(facts, task.task), max(phase.duration_ms, task.sync_ms), task.state_bytes)
 
 
 def _behind_data(facts: CheckpointFacts, task: TaskFacts) -> WaitedFor:
@@ -316,25 +327,16 @@ def _waited_for(facts: CheckpointFacts, path: tuple[Phase, ...]) -> WaitedFor:
     return NothingWrong(facts.duration_ms)
 
 
-def _silent(facts: CheckpointFacts, slots: Iterable[SlotFacts]) -> SilentSlot | LongCall | None:
+def _silent(facts: CheckpointFacts, slots: Iterable[SlotFacts]) -> SilentSlot | LongCall | BigSynchronousPart | None:
     for slot in slots:
         # What it said before the trigger does not count as an answer to it.
         silent_ms = facts.duration_ms - max(0.0, slot.last_word_ms or 0.0)
         never_answered = slot.triggered_ms is None and (slot.last_word_ms is None or slot.last_word_ms <= 0.0)
         if silent_ms < SILENT_AFTER_MS and not never_answered:
             continue
-        waiting = Phase(
-            kind=PhaseKind.WAITING,
-            where=f"slot {slot.slot}",
-            slot=slot.slot,
-            task=None,
-            name="",
-            started_ms=facts.duration_ms - silent_ms,
-            duration_ms=silent_ms,
-        )
         # It may have told afterwards what it was doing.
-        if (call := _one_call(facts, slot, waiting)) is not None:
-            return call
+        if (standstill := _standstill(facts, slot, _last_part(facts, slot, silent_ms))) is not None:
+            return standstill
         tasks = facts.tasks_of(slot.slot)
         likely = max(tasks, key=lambda task: (task.busy_ms, task.is_source), default=None)
         return SilentSlot(
@@ -345,9 +347,24 @@ def _silent(facts: CheckpointFacts, slots: Iterable[SlotFacts]) -> SilentSlot | 
     return None
 
 
+def _last_part(facts: CheckpointFacts, slot: SlotFacts, duration_ms: float) -> Phase:
+    return Phase(
+        kind=PhaseKind.WAITING,
+        where=f"slot {slot.slot}",
+        slot=slot.slot,
+        task=None,
+        name="",
+        started_ms=facts.duration_ms - duration_ms,
+        duration_ms=duration_ms,
+    )
+
+
 def _held_up_by(facts: CheckpointFacts, task: TaskFacts) -> WaitedFor:
     slot = facts.slot(task.task.subtask)
     if slot is None or slot.triggered_ms is None:
+        # A peer's barrier may have come to another of its tasks before the trigger.
+        if slot is not None and (standstill := _standstill(facts, slot, _last_part(facts, slot, facts.duration_ms))):
+            return standstill
         return SilentSlot(Where(f"slot {task.task.subtask}", task.name), facts.duration_ms, (str(task.task),))
     for sender in task.missing:
         found = facts.task(sender)

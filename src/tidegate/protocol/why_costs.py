@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.model.units import format_bytes
-from tidegate.protocol.checkpoint_facts import CheckpointFacts, TaskFacts
+from tidegate.model.units import format_bytes, format_ms
+from tidegate.protocol.checkpoint_facts import CheckpointFacts, SlotFacts, TaskFacts
 from tidegate.protocol.critical_path import Phase, PhaseKind
+from tidegate.protocol.switching import StorageSpeed
 
 # Smaller uploads say how long a call takes, not how fast storage is.
 _MEASURED_FROM_BYTES: Final = 64 << 10
@@ -13,23 +14,28 @@ _MEASURED_FROM_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherMode:
-    """`duration_ms` is None where a rate that it needs was not measured; `basis` says what it rests on."""
+    """`duration_ms` is None where a rate that it needs was not measured; `basis` says what it rests on.
+
+    `least_ms` is less than `duration_ms` where what was measured leaves a range.
+    """
 
     mode: str
     duration_ms: float | None
     inflight_bytes: int
     basis: str
+    least_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostToStream:
-    """`sync_ms`: the slot whose tasks stood still longest for their snapshots. `blocked_ms`: over all tasks, the time
-    in which one had a barrier, waited for others, and neither worked nor lacked room; also of one that switched in the
-    end. `paused_ms`: the source that paused longest for it, as far as its slot had reported at the end, or what Spark
-    ingests. What encoding took from the stream is not measured.
+    """`sync_ms`: the slot whose tasks stood still longest for their snapshots; `encoding_ms`: the slot whose tasks took
+    turns longest with encoding them, None if no slot told. `blocked_ms`: over all tasks, the time in which one had a
+    barrier, waited for others, and neither worked nor lacked room; also of one that switched in the end. `paused_ms`:
+    the source that paused longest for it, as far as its slot had reported at the end, or what Spark ingests.
     """
 
     sync_ms: float
+    encoding_ms: float | None
     blocked_ms: float
     paused_ms: float
 
@@ -38,6 +44,7 @@ def cost_to_stream(facts: CheckpointFacts) -> CostToStream:
     per_slot = [sum(task.sync_ms for task in facts.tasks_of(slot.slot)) for slot in facts.slots]
     return CostToStream(
         sync_ms=max(per_slot, default=0.0),
+        encoding_ms=max((s.encoded_for_ms for s in facts.slots if s.encoded_for_ms is not None), default=None),
         blocked_ms=sum(_blocked_ms(task) for task in facts.tasks),
         paused_ms=max([facts.ingest_paused_ms, *(task.paused_ms for task in facts.tasks)]),
     )
@@ -51,26 +58,24 @@ def other_mode(facts: CheckpointFacts, path: tuple[Phase, ...]) -> OtherMode | N
 
 
 def _as_unaligned(facts: CheckpointFacts, path: tuple[Phase, ...]) -> OtherMode:
-    queued_bytes = sum(max(task.queued_bytes, task.left_bytes) for task in facts.tasks)
+    """Each slot would have stored what stood in its queues, beside the others."""
+    queued_bytes = sum(_queued_bytes(task) for task in facts.tasks)
     aligning_ms = sum(phase.duration_ms for phase in path if phase.kind in (PhaseKind.ALIGNING, PhaseKind.WAITING))
     without_ms = facts.duration_ms - aligning_ms
-    speed = storage_bytes_per_ms(facts)
-    queued = f"{format_bytes(queued_bytes)} queued at the first barriers"
-    if speed is None:
-        is_known = queued_bytes == 0
-        basis = f"{queued}; the uploads were too small to tell how fast the store is"
-        return OtherMode(
-            mode="unaligned",
-            duration_ms=without_ms if is_known else None,
-            inflight_bytes=queued_bytes,
-            basis=basis,
-        )
-    slots = max(1, len(facts.slots))
+    basis = f"{format_bytes(queued_bytes)} queued at the first barriers, and no wait behind data"
+    if not queued_bytes:
+        return OtherMode(mode="unaligned", duration_ms=without_ms, inflight_bytes=0, basis=basis)
+    estimates = _storing_estimates(facts)
+    if not estimates:
+        basis += "; no upload has told how fast the store is"
+        return OtherMode(mode="unaligned", duration_ms=None, inflight_bytes=queued_bytes, basis=basis)
+    slowest = max(estimates, key=lambda estimate: estimate.most_ms)
     return OtherMode(
         mode="unaligned",
-        duration_ms=without_ms + queued_bytes / slots / speed,
+        duration_ms=without_ms + slowest.most_ms,
         inflight_bytes=queued_bytes,
-        basis=f"{queued}, stored at {format_bytes(speed * 1000)}/s by each slot, and no wait behind data",
+        basis=f"{basis}; {slowest.basis}",
+        least_ms=without_ms + max(estimate.least_ms for estimate in estimates),
     )
 
 
@@ -96,14 +101,52 @@ def _as_aligned(facts: CheckpointFacts) -> OtherMode:
     )
 
 
-def storage_bytes_per_ms(facts: CheckpointFacts) -> float | None:
-    """How fast one slot's upload was, if it was large enough to tell."""
-    speeds = [
-        slot.stored_bytes / slot.storing_ms
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    least_ms: float
+    most_ms: float
+    basis: str
+
+
+def _storing_estimates(facts: CheckpointFacts) -> list[_Storing]:
+    """For each slot that had rows queued, what storing them would have taken; none if no slot knows the store."""
+    known = [(slot, speed) for slot in facts.slots if (speed := _known_speed(slot)) is not None]
+    if not known:
+        return []
+    own = {slot.slot: (slot, speed) for slot, speed in known}
+    # Slots write to the same store, and the largest upload tells most of it.
+    best = max(known, key=lambda measured: measured[1].stored_bytes)
+    return [
+        _storing(size_bytes, *own.get(slot.slot, best))
         for slot in facts.slots
-        if slot.stored_bytes >= _MEASURED_FROM_BYTES and slot.storing_ms > 0
+        if (size_bytes := sum(_queued_bytes(task) for task in facts.tasks_of(slot.slot)))
     ]
-    return sum(speeds) / len(speeds) if speeds else None
+
+
+def _storing(size_bytes: int, measured_by: SlotFacts, speed: StorageSpeed) -> _Storing:
+    is_of_this_one = (speed.stored_bytes, speed.storing_ms) == (measured_by.stored_bytes, measured_by.storing_ms)
+    basis = (
+        f"slot {measured_by.slot} stored {format_bytes(speed.stored_bytes)} of "
+        f"{'this checkpoint' if is_of_this_one else 'an earlier checkpoint'} in {format_ms(speed.storing_ms)}"
+    )
+    most_ms = speed.storing_ms * size_bytes / speed.stored_bytes
+    if speed.stored_bytes >= _MEASURED_FROM_BYTES:
+        return _Storing(most_ms, most_ms, basis)
+    # More takes no less, and longer by no more than it is more.
+    basis += ", too little to tell the store's speed from what a call takes"
+    return _Storing(speed.storing_ms, max(speed.storing_ms, most_ms), basis)
+
+
+def _known_speed(slot: SlotFacts) -> StorageSpeed | None:
+    """What its newest upload told; where that was not noted, this checkpoint's own, if it was large enough to tell."""
+    if slot.storage is not None:
+        return slot.storage if slot.storage.stored_bytes else None
+    is_measured = slot.stored_bytes >= _MEASURED_FROM_BYTES and slot.storing_ms > 0
+    return StorageSpeed(slot.stored_bytes, slot.storing_ms) if is_measured else None
+
+
+def _queued_bytes(task: TaskFacts) -> int:
+    return max(task.queued_bytes, task.left_bytes)
 
 
 def _blocked_ms(task: TaskFacts) -> float:

@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from tidegate.model.units import format_bytes, format_ms
+from tidegate.protocol.admission import ActiveBackpressure
 from tidegate.protocol.checkpoint_facts import CheckpointFacts, Outcome
 from tidegate.protocol.critical_path import Phase
 from tidegate.protocol.culprits import (
@@ -28,9 +29,11 @@ from tidegate.protocol.culprits import (
     UploadFailed,
     WaitedFor,
 )
+from tidegate.protocol.kinds import Guarantee
 from tidegate.protocol.why_costs import CostToStream, OtherMode
 
 _NAME_SHOWN = 70
+_SEVERAL = ", in one call or several; no barrier comes between them"
 
 
 def described(culprit: Culprit, facts: CheckpointFacts) -> str:
@@ -50,7 +53,9 @@ def _sentence(culprit: WaitedFor, facts: CheckpointFacts) -> str:
             rate = "" if bytes_per_s is None else f", which it processes at {format_bytes(bytes_per_s)}/s"
             return f"its barrier waited behind {format_bytes(queued_bytes)} in front of {where}{rate}."
         case LongCall(where, duration_ms, rows):
-            return f"one step of {where} took {format_ms(duration_ms)} for {_rows(rows)}; no barrier interrupts it."
+            took = f"one step of {where} took {format_ms(duration_ms)} for {_rows(rows)}"
+            # Each row may be a call of its own: how many there were is not noted.
+            return f"{took}{'; no barrier interrupts it' if rows <= 1 else _SEVERAL}."
         case SlowStore(where, duration_ms, stored_bytes):
             much = f"{format_bytes(stored_bytes)} in " if stored_bytes else ""
             return f"writing took longest: {much}{format_ms(duration_ms)} at {where}."
@@ -114,15 +119,15 @@ def advice(culprit: Culprit, facts: CheckpointFacts) -> tuple[str, ...]:
         case SlowOperator(where) if facts.kind == "aligned":
             return (
                 f"make {where.what} faster, or give it more subtasks (parallelism)",
-                "checkpoint.unaligned=auto or true: the barrier goes ahead and the queued rows are stored instead",
-                "network.debloat=true and a smaller network.target: less is queued in front of a barrier",
-                "source.activeBackpressure=true: at most one interval's data is in front of a barrier",
+                *_overtaking(facts, "the barrier goes ahead and the queued rows are stored instead"),
+                f"{_smaller_windows(facts)}: less is queued in front of a barrier",
+                *_pausing_sources(facts),
             )
         case SlowOperator(where):
             return (
                 f"make {where.what} faster, or give it more subtasks (parallelism)",
-                "a smaller checkpoint.alignedTimeout, or checkpoint.unaligned=true: it waits less before it switches",
-                "network.debloat=true and a smaller network.target: less is in flight",
+                *_overtaking(facts, "it waits less before it switches"),
+                f"{_smaller_windows(facts)}: less is in flight",
             )
         case LongCall(where):
             return (
@@ -142,9 +147,9 @@ def advice(culprit: Culprit, facts: CheckpointFacts) -> tuple[str, ...]:
         case SlowStore() if facts.kind != "aligned":
             return (
                 "use a faster store for checkpointLocation",
-                "checkpoint.unaligned=false: unaligned checkpoints store rows in flight, which is wrong when storage "
-                "is the bottleneck",
-                "a smaller network.target: less is in flight, less is stored",
+                f"{'leave out unaligned=True' if facts.is_savepoint else 'checkpoint.unaligned=false'}: unaligned "
+                "checkpoints store rows in flight, which is wrong when storage is the bottleneck",
+                f"{_smaller_windows(facts)}: less is in flight, less is stored",
             )
         case SlowStore() | BigState():
             return (
@@ -157,18 +162,16 @@ def advice(culprit: Culprit, facts: CheckpointFacts) -> tuple[str, ...]:
                 "give calls that wait for something else (a database, a file system) a timeout",
             )
         case SkewedSubtask(where):
-            sooner = "a smaller checkpoint.alignedTimeout, or checkpoint.unaligned=true: it waits less for the busy one"
             return (
                 f"split the key that has most of the rows of {where.what}: a salt, or two steps of aggregation",
                 "more subtasks do not help: one key stays in one subtask",
-                "checkpoint.unaligned=auto: the barrier does not wait for the busy one"
-                if facts.kind == "aligned"
-                else sooner,
+                *_overtaking(facts, "the barrier waits less for the busy one"),
             )
         case BigSynchronousPart(where):
             return (
                 f"move work out of the end of an epoch of {where.what}: code behind the loop of a mapInArrow or "
-                "mapInPandas runs there, and a sink closes its files",
+                "mapInPandas runs there, a sink closes its files, and functions behind an aggregation in complete mode "
+                "or into foreachBatch or foreach get its groups",
                 "less state per task: more subtasks (parallelism), TTL",
             )
         case LateChannel() | LateSlot():
@@ -190,6 +193,36 @@ def advice(culprit: Culprit, facts: CheckpointFacts) -> tuple[str, ...]:
             assert_never(unreachable)
 
 
+def _overtaking(facts: CheckpointFacts, so_that: str) -> tuple[str, ...]:
+    """How its barrier could overtake rows, or do so sooner; nothing where it does at once, or cannot."""
+    configured, is_aligned = facts.configured, facts.kind == "aligned"
+    if configured is not None and configured.guarantee is Guarantee.AT_LEAST_ONCE:
+        return ()
+    if facts.is_savepoint:
+        return (f"query.savepoint(unaligned=True): {so_that}",) if is_aligned else ()
+    # Of one that was stored before its settings were noted, only what it turned out to be is known.
+    never_overtakes = is_aligned if configured is None else configured.switch_after_ms is None
+    if never_overtakes:
+        return (f"checkpoint.unaligned=auto or true: {so_that}",)
+    if configured is not None and configured.switch_after_ms == 0:
+        return ()
+    return (f"a smaller checkpoint.alignedTimeout, or checkpoint.unaligned=true: {so_that}",)
+
+
+def _smaller_windows(facts: CheckpointFacts) -> str:
+    if facts.configured is None:
+        return "network.debloat=true and a smaller network.target"
+    if facts.configured.debloat_target_ms is None:
+        return "network.debloat=true, or a smaller network.window"
+    return "a smaller network.target"
+
+
+def _pausing_sources(facts: CheckpointFacts) -> tuple[str, ...]:
+    if facts.configured is not None and facts.configured.active_backpressure is not ActiveBackpressure.OFF:
+        return ()
+    return ("source.activeBackpressure=true: at most one interval's data is in front of a barrier",)
+
+
 def report_text(
     *,
     checkpoint: int,
@@ -208,9 +241,9 @@ def report_text(
         lines += [f"  {format_ms(p.duration_ms):>9}  {p.kind.value}: {_short(p.where, p.name)}" for p in path]
     lines += ["", f"Cost to the stream: {_cost(cost)}"]
     if other is not None:
-        took = "an unknown time" if other.duration_ms is None else f"about {format_ms(other.duration_ms)}"
         lines.append(
-            f"As {other.mode}: {took}, {format_bytes(other.inflight_bytes)} of rows in flight stored ({other.basis})"
+            f"As {other.mode}: {_took(other)}, {format_bytes(other.inflight_bytes)} of rows in flight stored "
+            f"({other.basis})"
         )
     if advice:
         lines += ["", "What to do", *(f"  {number}. {text}" for number, text in enumerate(advice, 1))]
@@ -218,10 +251,18 @@ def report_text(
 
 
 def _cost(cost: CostToStream) -> str:
+    encoding = "" if cost.encoding_ms is None else f"{format_ms(cost.encoding_ms)} of one for encoding them, "
     return (
-        f"{format_ms(cost.sync_ms)} of a slot for snapshots, {format_ms(cost.blocked_ms)} of tasks that waited for "
-        f"barriers, {format_ms(cost.paused_ms)} of a source that paused"
+        f"{format_ms(cost.sync_ms)} of a slot for snapshots, {encoding}{format_ms(cost.blocked_ms)} of tasks that "
+        f"waited for barriers, {format_ms(cost.paused_ms)} of a source that paused"
     )
+
+
+def _took(other: OtherMode) -> str:
+    if other.duration_ms is None:
+        return "an unknown time"
+    least, most = format_ms(other.least_ms or other.duration_ms), format_ms(other.duration_ms)
+    return f"about {most}" if least == most else f"{least} to {most}"
 
 
 def _short(where: str, name: str) -> str:

@@ -90,6 +90,7 @@ class _Assembly:
     opened_at_ms: float = 0.0
     triggered_at_ms: float | None = None
     encoding_at_ms: float | None = None
+    encoded_for_ms: float = 0.0
     queued_at_ms: float | None = None
     upload: UploadTimes = field(default_factory=UploadTimes)
 
@@ -274,6 +275,7 @@ class SlotSnapshots:
         """Encode sections until the time is up, oldest checkpoint first; what is complete goes to the store."""
         for checkpoint, assembly in list(self._assemblies.items()):
             while assembly.encoding is not None:
+                since_ms = self._clock.monotonic_ms()
                 try:
                     is_encoded = next(assembly.encoding, _DONE) is _DONE
                 except DidNotHappen as error:
@@ -282,6 +284,7 @@ class SlotSnapshots:
                     reason = f"{type(error).__name__}: {error}"
                     self._send(Decline(self._generation, checkpoint, reason, is_upload=False))
                     break
+                assembly.encoded_for_ms += self._clock.monotonic_ms() - since_ms
                 if is_encoded:
                     assembly.encoding = None
                     self._upload(checkpoint, assembly)
@@ -309,6 +312,9 @@ class SlotSnapshots:
             stored_bytes=upload.stored_bytes,
             tasks=tasks,
             long_steps=steps,
+            # With the driver's storage no slot stores anything itself: what it measured is no store.
+            storage=self._storage_speed if self._storage is CheckpointStorage.FILES else UNKNOWN_SPEED,
+            encoded_for_ms=assembly.encoded_for_ms,
         )
 
     def _go_on(self, checkpoint: CheckpointId, assembly: _Assembly) -> None:
