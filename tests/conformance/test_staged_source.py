@@ -109,6 +109,13 @@ def test_rows_of_other_columns_are_refused_and_not_read_as_these(tmp_path: Path)
         read_as(tmp_path, "amount", "price")
 
 
+def test_random_columns_are_found_again_although_each_start_draws_another_seed(tmp_path: Path) -> None:
+    stage_one_row(tmp_path, "rand(-158884697681280011)", "randn(7)")
+    assert read_as(tmp_path, "rand(12)", "randn(-8)") == [(3, 4)]
+    with pytest.raises(IncompatibleCheckpoint, match="which are not read yet"):
+        read_as(tmp_path, "randn(12)", "rand(-8)")
+
+
 @pytest.mark.parametrize(
     ("staged", "now"),
     [
@@ -186,7 +193,7 @@ def test_offsets_of_another_staging_folder_are_refused(tmp_path: Path) -> None:
     staging_of(tmp_path / "one")
     staging_of(tmp_path / "two")
     foreign = OpenStaging(tmp_path / "one", SCHEMA)().initial_offset()
-    with pytest.raises(IncompatibleCheckpoint, match="in its own checkpointLocation only"):
+    with pytest.raises(IncompatibleCheckpoint, match="in its own checkpointLocation, or from a savepoint"):
         OpenStaging(tmp_path / "two", SCHEMA)().latest_offset(foreign)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -50,8 +51,8 @@ def writer(df: DataFrame, folder: Path) -> tg.DataStreamWriter:
     return writer.format("parquet").option("path", folder / "out")
 
 
-def written(folder: Path) -> list[tuple[Any, ...]]:
-    tables = [pq.read_table(path) for path in (folder / "out").glob("*.parquet")]
+def written(folder: Path, out: str = "out") -> list[tuple[Any, ...]]:
+    tables = [pq.read_table(path) for path in (folder / out).glob("*.parquet")]
     return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
 
 
@@ -172,17 +173,72 @@ def test_with_ingest_spark_a_failing_query_commits_the_same_rows(spark: SparkSes
     assert sorted(v for rows in seen.values() for v in rows) == list(range(1, 500))
 
 
-def test_what_was_staged_elsewhere_is_not_taken_for_what_is_here(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_savepoint_takes_along_what_spark_has_ingested_and_nobody_has_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for first in range(0, 200, 50):
+        add_file(tmp_path, first, 50)
+
+    def slowly_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not (tmp_path / "fast").exists():
+                time.sleep(0.2 * batch.num_rows)
+            yield batch
+
+    files = spark.readStream.schema("v long, t timestamp").option("maxFilesPerTrigger", 1)
+    rows = files.parquet(str(tmp_path / "in")).selectExpr("v", SIX_TIMES)
+    df = rows.mapInArrow(slowly_at_first, "v long, w long").selectExpr("v")
+    query = writer(df, tmp_path).option("source.activeBackpressure", "false").start()
+    until(lambda: len(list(staging(tmp_path).glob("batches/*.json"))) >= 3)
+    savepoint = Path(query.stop(savepoint=True))
+    (tmp_path / "fast").touch()
+    assert len(list(savepoint.glob("staging/v0/batches/*.json"))) >= 3
+    assert len(written(tmp_path)) < 200
+    # It is whole without its old place, and wherever it lies.
+    moved = savepoint.rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "chk")
+    add_file(tmp_path, 200, 50)
+    other = writer(df, tmp_path).option("checkpointLocation", tmp_path / "other")
+    resumed = other.option("restore.from", moved).trigger(availableNow=True).start()
+    assert resumed.awaitTermination(120)
+    assert written(tmp_path) == [(v,) for v in range(250)], "each row once"
+
+
+def test_a_query_and_its_copy_go_on_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would stop the older one of two queries that it takes for the same."""
+    add_file(tmp_path, 0, 10)
+    df = stream(spark, tmp_path).selectExpr("v")
+    query = writer(df, tmp_path).option("ingest", "spark").option("parallelism", 1).start()
+    query.processAllAvailable()
+    copied = writer(df, tmp_path).option("checkpointLocation", tmp_path / "other").option("path", tmp_path / "copy")
+    copy = copied.options(parallelism=1, ingest="spark").option("restore.from", query.savepoint()).start()
+    add_file(tmp_path, 10, 10)
+    for each in (query, copy):
+        each.processAllAvailable()
+    again = copy.stop(savepoint=True)
+    add_file(tmp_path, 20, 10)
+    query.processAllAvailable()
+    assert written(tmp_path) == [(v,) for v in range(30)]
+    assert written(tmp_path, "copy") == [(v,) for v in range(10, 20)]
+    query.stop()
+    third = copied.option("checkpointLocation", tmp_path / "third").option("restore.from", again)
+    assert third.trigger(availableNow=True).start().awaitTermination(120)
+    assert written(tmp_path, "copy") == [(v,) for v in range(10, 30)], "a copy of a copy knows both"
+
+
+def test_a_checkpoint_of_what_was_staged_elsewhere_is_refused_before_the_start(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     add_file(tmp_path, 0, 10)
     df = stream(spark, tmp_path).selectExpr("v")
     query = writer(df, tmp_path).option("ingest", "spark").start()
     query.processAllAvailable()
-    assert len(written(tmp_path)) == 10
-    savepoint = query.stop(savepoint=True)
+    checkpoint = query.checkpoints[0].path
+    query.stop()
     other = writer(df, tmp_path).option("ingest", "spark").option("checkpointLocation", tmp_path / "other")
-    moved = other.option("restore.from", savepoint).start()
-    with pytest.raises(IncompatibleCheckpoint, match="can be resumed in its own checkpointLocation only"):
-        moved.awaitTermination()
+    with pytest.raises(IncompatibleCheckpoint, match="in its own checkpointLocation, or from a savepoint in a new one"):
+        other.option("restore.from", checkpoint).start()
+    assert not list((tmp_path / "other").rglob("*.json")), "nothing was begun"
 
 
 def until(condition: Any) -> None:

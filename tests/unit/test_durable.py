@@ -261,10 +261,19 @@ def test_who_was_superseded_removes_nothing_when_it_ends(place: Place) -> None:
     place.take(old, manifest(1))
     place.open().start_generation(at_ms=1)
     place.store.put("checkpoints/2-g1/0.state", STATE)
+    place.committer.publish_held = lambda: None  # type: ignore[attr-defined]
     for end in (lambda: old.retire(NOTHING_PENDING), old.publish_held, lambda: old.clean_up(Generation(1))):
         with pytest.raises(Superseded):
             end()
     assert "checkpoints/2-g1/0.state" in place.files()
+
+
+def test_a_sink_that_holds_nothing_back_asks_for_no_store_at_the_end(place: Place) -> None:
+    is_there = True
+    place.faults = lambda operation, path: Result.SUCCEEDS if is_there else Result.FAILS
+    job = place.started()
+    is_there = False
+    job.publish_held()
 
 
 # -- damage

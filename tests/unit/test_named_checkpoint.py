@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.unit.test_durable import STATE, Place, manifest, take_savepoint
@@ -71,6 +72,22 @@ def test_a_savepoint_whose_output_is_not_out_is_refused_while_it_lies_with_its_q
         starting.open(restore_from=str(folder)).check_compatible()
     job.commit(CheckpointId(7), manifest(7, is_savepoint=True))
     starting.open(restore_from=str(folder)).check_compatible()
+
+
+def test_a_savepoint_whose_output_is_not_out_is_refused_wherever_it_was_written_to(tmp_path: Path) -> None:
+    other, starting = Place(tmp_path / "other"), Place(tmp_path / "new")
+    job, folder = other.started(), tmp_path / "backups" / "mine"
+    LocalFiles(folder).put("0.state", STATE)
+    told = msgspec.structs.replace(manifest(7, is_savepoint=True), job=str(other.folder))
+    job.complete(told, location=str(folder))
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(IncompatibleCheckpoint, match="Checkpoint 7 of .* is not committed yet"):
+        starting.open(restore_from=str(moved)).check_compatible()
+    job.commit(CheckpointId(7), told)
+    starting.open(restore_from=str(moved)).check_compatible()
+    other.folder.rename(tmp_path / "gone")
+    starting.open(restore_from=str(moved)).check_compatible()
+    assert not other.folder.exists(), "looking makes nothing"
 
 
 def test_a_copy_whose_log_is_not_whole_is_taken_as_it_is(place: Place, tmp_path: Path) -> None:

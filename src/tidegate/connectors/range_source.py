@@ -140,7 +140,7 @@ class RangeSource:
 
     def redistribute(self, states: Sequence[bytes], *, parallelism: int) -> list[bytes]:
         """Deals the partitions one by one; a range without any is remembered by the first reader."""
-        merged = _merged(states)
+        merged = merged_states(states)
         dealt: list[list[RangeProgress]] = [[] for _ in range(parallelism)]
         for progress in merged.ranges:
             shares: list[dict[int, int | None]] = [{} for _ in range(parallelism)]
@@ -180,7 +180,7 @@ class RangeEnumerator:
         self._is_complete = False
 
     def restore(self, reader_states: Sequence[bytes]) -> None:
-        merged = _merged(reader_states)
+        merged = merged_states(reader_states)
         self._floor = merged.floor
         for progress in merged.ranges:
             self._open[progress.range.number] = progress.range
@@ -416,7 +416,7 @@ class RangeReader:
         self.close()
 
 
-def _merged(states: Iterable[bytes]) -> ReaderState:
+def merged_states(states: Iterable[bytes]) -> ReaderState:
     """All that the readers have, oldest range first, without what every one of them may forget."""
     decoded = [from_msgpack(state, ReaderState) for state in states]
     floor = max((state.floor for state in decoded), default=0)

@@ -32,9 +32,10 @@ from tidegate.storage.store import sync_folder
 STAGED = "staged"
 _READ_ROWS = 16_384
 _BEFORE_THE_FIRST = -1
-# What Catalyst calls an expression that it computes once for several uses: by another number with every start. All
-# other numbers in names, also those that it makes (`pythonUDF0`), are the same for the same query.
-_NUMBERED_BY_CATALYST = re.compile(r"_common_expr_\d+")
+# Names that have another number with every start: what Catalyst calls an expression that it computes once for several
+# uses, and a random column, by the seed that it is given. All other numbers in names, also those that Catalyst makes
+# (`pythonUDF0`), are the same for the same query.
+_NUMBERED_ANEW = re.compile(r"(_common_expr_|randn?\()-?\d+(\)?)")
 
 
 class IngestMode(Enum):
@@ -51,6 +52,20 @@ class StagedPart(msgspec.Struct, frozen=True):
     path: str
     size_bytes: int
     columns: list[str] = []
+
+
+class StagedOffset(msgspec.Struct, frozen=True):
+    """The newest batch that was read, in the folder with the id `staging`."""
+
+    staging: str
+    batch: int
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Another folder, of which this one is a copy: batches up to `newest` are the same here."""
+
+    staging: str
+    newest: int
 
 
 class StagedBatch(msgspec.Struct, frozen=True):
@@ -106,15 +121,35 @@ class StagingFolder:
     def spark_checkpoint(self) -> Path:
         return self.path / "spark"
 
+    @property
+    def origins_path(self) -> Path:
+        return self.path / "origins.json"
+
+    def is_prepared(self) -> bool:
+        return (self.path / "id").exists()
+
     def prepare(self) -> None:
         for folder in (self.path / "data", self.path / "batches"):
             folder.mkdir(parents=True, exist_ok=True)
-        if not (self.path / "id").exists():
+        if not self.is_prepared():
             self._create(self.path / "id", uuid.uuid4().hex.encode())
 
     def id(self) -> str:
         """Keeps apart what two places have under the same batch ids."""
         return (self.path / "id").read_text()
+
+    def origins(self) -> list[Origin]:
+        """All of them, if it is a copy of a copy."""
+        try:
+            return from_json(self.origins_path.read_bytes(), list[Origin])
+        except FileNotFoundError:
+            return []
+
+    def knows(self, offset: StagedOffset) -> bool:
+        """Whether what comes behind it is the same here as where it was read."""
+        if offset.staging == self.id():
+            return True
+        return any(origin.staging == offset.staging and offset.batch <= origin.newest for origin in self.origins())
 
     def new_data_folder(self, batch: int) -> Path:
         """Unlike any other attempt's at the same batch."""
@@ -127,21 +162,21 @@ class StagingFolder:
             _sync_file(path)
         named = list(columns)
         parts = [StagedPart(path.relative_to(self.path).as_posix(), path.stat().st_size, named) for path in files]
-        self._create(self._marker(batch), msgspec.json.encode(StagedBatch(parts)))
+        self._create(self.marker(batch), msgspec.json.encode(StagedBatch(parts)))
         return self.batch(batch)
 
     def has(self, batch: int) -> bool:
-        return self._marker(batch).exists()
+        return self.marker(batch).exists()
 
     def batch(self, batch: int) -> StagedBatch:
         try:
-            return from_json(self._marker(batch).read_bytes(), StagedBatch)
+            return from_json(self.marker(batch).read_bytes(), StagedBatch)
         except FileNotFoundError:
             raise self._gone(batch) from None
 
     def staged_at_ms(self, batch: int) -> int:
         try:
-            return self._marker(batch).stat().st_mtime_ns // 1_000_000
+            return self.marker(batch).stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
             raise self._gone(batch) from None
 
@@ -155,7 +190,7 @@ class StagingFolder:
             for part in self.batch(old).parts:
                 shutil.rmtree((self.path / part.path).parent, ignore_errors=True)
             if old != present[-1]:
-                self._marker(old).unlink(missing_ok=True)
+                self.marker(old).unlink(missing_ok=True)
 
     def remove_unpublished(self) -> None:
         """What attempts left behind at batches that others have published.
@@ -169,11 +204,11 @@ class StagingFolder:
             if data.name not in used and int(data.name.split("-")[0]) <= newest:
                 shutil.rmtree(data, ignore_errors=True)
 
-    def _marker(self, batch: int) -> Path:
+    def marker(self, batch: int) -> Path:
         return self.path / "batches" / f"{batch}.json"
 
     def _gone(self, batch: int) -> Damaged:
-        return Damaged(f"The staged batch {self._marker(batch)} is gone: restore it from a backup.")
+        return Damaged(f"The staged batch {self.marker(batch)} is gone: restore it from a backup.")
 
     def _create(self, path: Path, content: bytes) -> None:
         draft = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
@@ -275,13 +310,10 @@ class StagedStream:
         return json.dumps({"staging": self._folder.id(), "batch": batch})
 
     def _batch_of(self, offset: str) -> int:
-        decoded = json.loads(offset)
-        if decoded["staging"] != self._folder.id():
-            raise IncompatibleCheckpoint(
-                f"The checkpoint reads on from what Spark had staged in another place than {self._folder.path}: "
-                f"a query whose input Spark ingests can be resumed in its own checkpointLocation only."
-            )
-        return int(decoded["batch"])
+        decoded = offset_from(offset)
+        if not self._folder.knows(decoded):
+            raise staged_elsewhere(self._folder)
+        return decoded.batch
 
     def _feed(self) -> Feed:
         with _lock:
@@ -289,6 +321,17 @@ class StagedStream:
         if found is None:
             raise Damaged(f"Nobody in this process stages into {self._folder.path}.")
         return found
+
+
+def offset_from(text: str) -> StagedOffset:
+    return from_json(text.encode(), StagedOffset)
+
+
+def staged_elsewhere(folder: StagingFolder) -> IncompatibleCheckpoint:
+    return IncompatibleCheckpoint(
+        f"The checkpoint reads on from what Spark had staged in another place than {folder.path}: a query whose input "
+        f"Spark ingests goes on in its own checkpointLocation, or from a savepoint in a new one."
+    )
 
 
 def column_name(position: int) -> str:
@@ -304,7 +347,8 @@ def from_scan(scan: Scan) -> RangeSource:
 
 
 def _lasting_name(name: str) -> str:
-    return "_common_expr_#" if _NUMBERED_BY_CATALYST.fullmatch(name) else name
+    numbered = _NUMBERED_ANEW.fullmatch(name)
+    return name if numbered is None else f"{numbered[1]}#{numbered[2]}"
 
 
 def _sync_file(path: Path) -> None:

@@ -30,4 +30,6 @@ def files_of(manifest: Manifest) -> dict[str, FileSum]:
     files = {slot.path: FileSum(slot.length_bytes, slot.crc32) for slot in manifest.slots if slot.content is None}
     for slot in manifest.slots:
         files.update({file.path: FileSum(file.length, file.crc32) for file in slot.shared})
+    for staged in manifest.staged:
+        files.update({file.path: FileSum(file.length, file.crc32) for file in staged.files})
     return files

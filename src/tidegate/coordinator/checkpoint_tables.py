@@ -107,12 +107,12 @@ class FoundCheckpoint:
         return True
 
     def read_manifest(self) -> Manifest:
-        return decode_manifest(self._store().read(self.manifest), name=self.name)
+        return decode_manifest(self.open_store().read(self.manifest), name=self.name)
 
     def open_files(self) -> StoredFiles:
-        return StoredFiles(self._store(), self.read_manifest())
+        return StoredFiles(self.open_store(), self.read_manifest())
 
-    def _store(self) -> Store:
+    def open_store(self) -> Store:
         return open_existing(self.location, self.access)
 
 

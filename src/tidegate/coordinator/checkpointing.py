@@ -251,6 +251,7 @@ class Checkpointing:
             location=location,
             inputs_before=self._inputs,
             ingest_paused_before_ms=self._ingest_paused_ms(),
+            names={vertex.id: vertex.name for vertex in self.spec.slot_settings.plan.vertices},
         )
         self.history.triggered(self._underway[checkpoint])
         for follower in self.spec.followers:
@@ -327,9 +328,13 @@ class Checkpointing:
             # Not before: the commit of an earlier checkpoint may have taken long.
             times.writing_at_ms = self.clock.monotonic_ms()
             told = msgspec.structs.replace(manifest, statistics=as_known_now(facts, heard))
+            if underway.location is not None:
+                told = msgspec.structs.replace(told, job=self.spec.slot_settings.checkpoint_location)
             path = self.durable.complete(told, location=underway.location)
             times.logged_at_ms = self.clock.monotonic_ms()
-            paths.append(path)
+            # As `restore.from` takes it.
+            own = f"{self.spec.slot_settings.checkpoint_location}/{path.removesuffix(f'/{layout.MANIFEST}')}"
+            paths.append(own if underway.location is None else path)
 
         def commit_if_stored() -> None:
             times.committing_at_ms = self.clock.monotonic_ms()
@@ -445,7 +450,7 @@ class Checkpointing:
         return f" {why(facts).summary}" if facts is not None and is_expired else ""
 
     def _job_facts(self) -> JobFacts:
-        return JobFacts(self.spec.slot_settings.plan, self.generation, self.spec.checkpoints)
+        return JobFacts.of(self.spec, self.generation)
 
     def _last_words_ms(self) -> dict[SlotIndex, float]:
         words = ((SlotIndex(slot), self.clocks.last_word_ms(SlotIndex(slot))) for slot in range(self._slot_count()))

@@ -93,6 +93,7 @@ def remove_claimed(store: Store, claimed: CheckpointClaimed) -> None:
     except Damaged:
         return  # gone already, or nobody can say what belongs to it
     own = [slot.path for slot in manifest.slots if slot.content is None]
+    own += [file.path for staged in manifest.staged for file in staged.files]
     shared = {file.path for slot in manifest.slots for file in slot.shared}
     for path in [*own, *(shared - _named_beside(store, claimed.manifest) if shared else ())]:
         store.delete(path)

@@ -127,7 +127,8 @@ def _check_sink(where: str, stored: Sequence[str], fingerprint: Sequence[str]) -
     if before != now:
         raise IncompatibleCheckpoint(
             f"{where} belongs to a query with {', '.join(before) or 'no sink'} and this one has "
-            f"{', '.join(now) or 'none'}: {_NEW_LOCATION}."
+            f"{', '.join(now) or 'none'}: go back to the old sink, or begin anew with the other one, in a new "
+            f"checkpointLocation and without restore.from."
         )
 
 

@@ -22,6 +22,7 @@ from tidegate.coordinator.failed_savepoints import FailedSavepoint, FailedSavepo
 from tidegate.coordinator.named_checkpoint import locate, open_named
 from tidegate.coordinator.orphans import find_orphans, remove
 from tidegate.coordinator.rolling_back import RollingBack, output_of
+from tidegate.coordinator.staged_inputs import check_staged_inputs, lay_out_staged_inputs, with_staged_inputs
 from tidegate.coordinator.state_evolution import left_out_states, with_left_out
 from tidegate.coordinator.used_files import KeptFiles, shared_files
 from tidegate.model.errors import Damaged, StorageFailure
@@ -175,13 +176,15 @@ class DurableJob:
             restored = named.manifest.checkpoint
             if self._settings.restore_mode is RestoreMode.CLAIM:
                 refuse_if_running(named.store, named.location)
-            self._check_start(named.store, named.manifest)
+            match = self._check_start(named.store, named.manifest)
             check_files(named.store, named.manifest, self._captured_rows_of(restored))
+            check_staged_inputs(self._plan, match, named.manifest, named.store)
         check_is_restored(self._settings.without_captured_rows, restored)
 
-    def _check_start(self, store: Store, manifest: Manifest) -> None:
+    def _check_start(self, store: Store, manifest: Manifest) -> PlanMatch:
         match = self._match(store, manifest)
         check_backend(manifest, match, self._settings.state_backend, lambda: stored_sections(store, manifest))
+        return match
 
     def note_damage(self, checkpoint: CheckpointId, damage: str) -> None:
         """Found by slots that read it. While no generation is being started: the background reads it."""
@@ -237,6 +240,7 @@ class DurableJob:
         manifest = named.manifest
         match = self._match(named.store, manifest)
         self._left_out = left_out_states(self._plan, match, manifest.plan)
+        lay_out_staged_inputs(self._plan, match, manifest, named.store)
         if self._settings.restore_mode is RestoreMode.CLAIM:
             self._claim(manifest.checkpoint, named.location, named.path)
         return GenerationBasis(
@@ -371,7 +375,7 @@ class DurableJob:
     # -- a checkpoint's end
 
     def complete(self, manifest: Manifest, *, location: str | None = None) -> str:
-        """Write the manifest, then the log entry: from that moment the checkpoint exists. Gives its full path."""
+        """Write the manifest, then the log entry: from that moment the checkpoint exists. Gives where it is."""
         check_content(sum(len(file.content) for file in manifest.slots if file.content is not None))
         if self._left_out and manifest.plan is not None:
             manifest = msgspec.structs.replace(manifest, plan=with_left_out(manifest.plan, self._left_out))
@@ -379,8 +383,9 @@ class DurableJob:
             path = layout.manifest(layout.CheckpointFolder(manifest.checkpoint, manifest.generation))
             self._store.put(path, encode_manifest(manifest))
         else:
-            path = layout.savepoint_manifest()
-            created = self._open_location(location).create(path, encode_manifest(manifest))
+            path, place = layout.savepoint_manifest(), self._open_location(location)
+            manifest = with_staged_inputs(manifest, self._plan, place)
+            created = place.create(path, encode_manifest(manifest))
             if isinstance(created, AlreadyThere):
                 raise StorageFailure(f"There is a savepoint in {location} already: name another path.")
         self._log.append(
@@ -521,9 +526,9 @@ class DurableJob:
 
     def publish_held(self) -> None:
         """At the query's end: what the sink has held back of committed epochs appears."""
-        self._log.read()
-        self._log.check_is_ours()
         if isinstance(self._committer, HoldsBack):
+            self._log.read()
+            self._log.check_is_ours()
             self._committer.publish_held()
 
     def clean_up(self, generation: Generation) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidegate.model.errors import Damaged, IncompatibleCheckpoint, Missing
+from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError, StorageFailure
 from tidegate.storage import layout
 from tidegate.storage.job_log import CheckpointCompleted, JobLog, uncommitted
 from tidegate.storage.manifests import Manifest, decode_manifest
@@ -43,14 +43,20 @@ def open_named(restore_from: str, open_location: Callable[[str], Store]) -> Name
 
 def _is_open(named: NamedCheckpoint, open_location: Callable[[str], Store]) -> bool:
     """By the log of the job that it is of, where there is one."""
-    above = named.location.rpartition("/")[0]
+    manifest, above = named.manifest, named.location.rpartition("/")[0]
     try:
+        if manifest.job is not None and any(
+            (completed.checkpoint, completed.generation) == (manifest.checkpoint, manifest.generation)
+            for completed in _uncommitted_of(open_location(manifest.job))
+        ):
+            return True
         if above.endswith(f"/{layout.SAVEPOINTS}"):
             job = open_location(above.removesuffix(f"/{layout.SAVEPOINTS}"))
             return any(completed.location == named.location for completed in _uncommitted_of(job))
         return any(completed.manifest == named.path for completed in _uncommitted_of(named.store))
-    except Damaged:
-        return False  # a log that was copied while its query wrote to it: nothing is known then
+    except (StorageFailure, OptionError):
+        # A log that was copied while its query wrote to it, or that cannot be reached from here: nothing is known then.
+        return False
 
 
 def _uncommitted_of(job: Store) -> list[CheckpointCompleted]:

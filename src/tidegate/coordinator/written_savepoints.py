@@ -19,6 +19,7 @@ from tidegate.coordinator.checkpoint_tables import (
     stored_plan_of,
 )
 from tidegate.coordinator.named_checkpoint import locate
+from tidegate.coordinator.staged_inputs import copy_staged_inputs
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError, StorageFailure
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, KeyGroupRange, SlotIndex, TaskId, VertexId, range_of
 from tidegate.model.ids import Sequence as Number
@@ -147,6 +148,8 @@ class WrittenSavepoint:
             raise StorageFailure(f"Of the {self.slots} slots of the savepoint {sorted(by_slot)} were written.")
         store = open_store(self.path, self.access)
         manifest = msgspec.structs.replace(self.manifest, slots=[by_slot[SlotIndex(at)] for at in range(self.slots)])
+        if self.base is not None:
+            copy_staged_inputs(manifest, self.base.open_store(), store)
         created = store.create(layout.savepoint_manifest(), encode_manifest(manifest))
         if isinstance(created, AlreadyThere):
             raise _there_already(self.path)
@@ -266,6 +269,7 @@ def _copied(
         committables=[],
         tasks={},
         statistics=None,
+        job=None,
     )
     _check_is_free(path, base.access)
     return WrittenSavepoint(path, manifest, base, rows, regrouping, base.access)

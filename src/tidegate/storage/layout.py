@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from tidegate.model.ids import CheckpointId, Generation, SlotIndex
+from tidegate.model.ids import CheckpointId, Generation, SlotIndex, VertexId
 
 LOG = "log"
 LOG_SUMMARIES = f"{LOG}/summaries"
@@ -24,6 +24,7 @@ _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)-g(\d+)(?:/(.*))?")
 _WRITTEN_STATE = re.compile(r"\d+-[^/]+\.state")
 _SHARED_FILE = re.compile(rf"{SHARED}/(\d+)-g(\d+)-s\d+\.(channels|[0-9a-f]+-\d+\.(?:sst|rows|entries))")
 _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/savepoint-(\d+)-g(\d+)(?:-([0-9a-f]+))?/.*")
+_STAGED_COPY = re.compile(rf"{STAGING}/v\d+/.*")
 _STATE_FILE = re.compile(r"(\d+)\.state")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -122,6 +123,16 @@ def staging_folder(source: str) -> str:
     return f"{STAGING}/{_plain(source)}"
 
 
+def staged_copy(vertex: VertexId, path: str) -> str:
+    """In a savepoint: a file below the staging folder of a source."""
+    return "/".join([STAGING, f"v{vertex}", *map(_plain, path.split("/"))])
+
+
+def path_in_staging(path: str) -> str:
+    """Of a file that a savepoint has there, below the staging folder of its source."""
+    return path.split("/", 2)[2]
+
+
 def parse_log_entry(path: str) -> int | None:
     """The number of a log entry, or None for a path that is not one."""
     match = _LOG_ENTRY.fullmatch(path)
@@ -164,8 +175,8 @@ def parse_savepoint(path: str) -> SavepointFolder | None:
 
 def is_file_of_savepoint(path: str, folder: CheckpointFolder) -> bool:
     """Whether slots and driver write it for this savepoint; the path is relative to the savepoint's own folder."""
-    is_state = _STATE_FILE.fullmatch(path) is not None
-    return is_state or path == savepoint_manifest() or parse_shared_file(path) == folder
+    is_own = any(pattern.fullmatch(path) for pattern in (_STATE_FILE, _STAGED_COPY))
+    return is_own or path == savepoint_manifest() or parse_shared_file(path) == folder
 
 
 def parse_state_file(path: str) -> tuple[CheckpointFolder, SlotIndex] | None:

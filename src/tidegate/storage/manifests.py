@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from tidegate.model.errors import Damaged, DidNotHappen
-from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId
+from tidegate.model.ids import ChannelId, CheckpointId, Generation, Sequence, SlotIndex, TaskId, VertexId
 from tidegate.model.units import format_bytes
 from tidegate.protocol.checkpoint_facts import CheckpointFacts
 from tidegate.storage.decoding import from_json
@@ -61,13 +61,22 @@ class ChannelRange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     phases: tuple[Sequence, ...] = ()
 
 
+class StagedInput(msgspec.Struct, frozen=True, gc=False):
+    """What Spark had ingested for a source and nobody had read, with Spark's own checkpoint: of savepoints only."""
+
+    vertex: VertexId
+    files: list[SharedFile]
+
+
 class TaskCommittables(msgspec.Struct, frozen=True, gc=False):
     task: TaskId
     committables: list[bytes]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`captured_max_parallelism`: by whose key groups rows in flight were sent, if it is another one."""
+    """`captured_max_parallelism`: by whose key groups rows in flight were sent, if it is another one. `job`: where the
+    log of a savepoint's query was, which may have moved since.
+    """
 
     checkpoint: CheckpointId
     generation: Generation
@@ -84,10 +93,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[SlotFile]
     channels: list[ChannelRange] = []
     committables: list[TaskCommittables] = []
+    staged: list[StagedInput] = []
     tasks: dict[str, dict[str, float]] = {}
     statistics: CheckpointFacts | None = None
     plan: StoredPlan | None = None
     state_backend: str | None = None
+    job: str | None = None
 
     @property
     def key_groups_in_flight(self) -> int:
