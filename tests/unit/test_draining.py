@@ -96,6 +96,21 @@ def test_one_with_rows_in_flight_is_followed_by_another_one() -> None:
     assert asked.commit(9)
 
 
+def test_for_nobody_who_waits_any_more_no_checkpoint_is_asked_for() -> None:
+    asked = Asked()
+    asked.listed.withheld = Withheld.UNTIL_COMMITTED
+    assert asked.reports_until_a_checkpoint_is_wanted() == 3
+    asked.draining.checkpoint_from = CheckpointId(7)
+    other = threading.Event()
+    asked.draining.ask(other)
+    asked.draining.withdraw(asked.done)
+    assert asked.reports_until_a_checkpoint_is_wanted() == 3, "somebody else still waits"
+    asked.draining.withdraw(other)
+    asked.draining.withdraw(other)
+    assert not any(asked.says(is_idle=True) for _ in range(5))
+    assert asked.draining.checkpoint_from is None
+
+
 # -- sources with a limit
 
 

@@ -31,7 +31,7 @@ class Tasks:
     """The tasks of a generation; notes what they are told, and fails on demand."""
 
     told: list[ToSlot] = field(default_factory=list)
-    failure: Exception | None = None
+    failure: BaseException | None = None
 
     def _note(self, message: ToSlot) -> None:
         self.told.append(message)
@@ -60,8 +60,8 @@ class Tasks:
 @dataclass
 class Slot:
     begun: list[Deploy] = field(default_factory=list)
-    errors: list[Exception] = field(default_factory=list)
-    failure_of_begin: Exception | None = None
+    errors: list[BaseException] = field(default_factory=list)
+    failure_of_begin: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.session = SlotSession(begin=self._begin, on_error=self.errors.append)
@@ -118,6 +118,23 @@ def test_messages_of_another_generation_are_ignored(generation: Generation) -> N
     for message in everything(generation):
         slot.session.on_message(message)
     assert (tasks.told, slot.session.is_running) == ([], False)
+
+
+class Panic(BaseException):
+    """As native code raises it."""
+
+
+def test_a_panic_while_tasks_are_told_something_is_told_and_somebody_who_ends_the_process_does() -> None:
+    slot = Slot()
+    slot.built(NOW).failure = Panic("frozen twice")
+    slot.session.on_message(TriggerCheckpoint(NOW, ONE, None))
+    assert [str(error) for error in slot.errors] == ["frozen twice"]
+    slot.failure_of_begin = SystemExit(3)
+    slot.session.on_message(deploy(Generation(3)))
+    assert len(slot.errors) == 2
+    slot.failure_of_begin = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        slot.session.on_message(deploy(Generation(4)))
 
 
 def test_messages_that_come_before_the_tasks_are_built_or_after_they_are_gone_are_ignored() -> None:

@@ -145,9 +145,12 @@ class StreamingQuery:
 
     def _drain(self) -> None:
         done = self._coordinator.process_all_available()
-        while not done.wait(0.2):
-            if self._coordinator.wait(0):
-                break
+        try:
+            while not done.wait(0.2):
+                if self._coordinator.wait(0):
+                    break
+        finally:
+            self._coordinator.withdraw(done)
 
     def savepoint(self, path: "str | PathLike[str] | None" = None, *, unaligned: bool = False) -> str:
         """Takes a checkpoint that is yours: it is whole in its own folder, and only you delete it.

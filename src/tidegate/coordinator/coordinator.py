@@ -134,6 +134,10 @@ class Coordinator:
         self.post(lambda: self._driver.ask_to_drain(done))
         return done
 
+    def withdraw(self, done: threading.Event) -> None:
+        """Nobody waits for what `process_all_available` gave any more."""
+        self.post(lambda: self._driver.withdraw(done))
+
     def savepoint(
         self, folder: str, *, alignment: SavepointAlignment, afterwards: Afterwards = Afterwards.GO_ON
     ) -> "Future[str]":
@@ -228,14 +232,17 @@ class Coordinator:
         self._mailbox.close()
 
     def _announce_end(self) -> None:
-        self._publish()
-        with self._finish_lock:
-            calls, self._on_finish = self._on_finish, None
-        # Before anybody hears of the end: what the query held is then free for the next one.
-        for call in calls or ():
-            call()
-        self._finished.set()
-        self._driver.release_waiting()
+        try:
+            self._publish()
+            with self._finish_lock:
+                calls, self._on_finish = self._on_finish, None
+            # Before anybody hears of the end: what the query held is then free for the next one.
+            for call in calls or ():
+                call()
+        finally:
+            # Whatever goes wrong above: nobody must wait for ever for a job that is over.
+            self._finished.set()
+            self._driver.release_waiting()
 
     def _make_driver(self) -> Driver:
         return Driver(

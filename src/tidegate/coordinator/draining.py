@@ -29,6 +29,14 @@ class Draining:
         self._waiting.append(done)
         self.begin_again()
 
+    def withdraw(self, done: threading.Event) -> None:
+        """Who asked waits no longer, as after a Ctrl-C: for nobody no checkpoint is asked for."""
+        if done in self._waiting:
+            self._waiting.remove(done)
+        if not self._waiting:
+            self._only_makes_room = False
+            self.begin_again()
+
     def begin_again(self) -> None:
         """Also for a new generation, which has gone back: what was drained before may not be any more."""
         self._rounds_wanted = None

@@ -148,6 +148,9 @@ class Driver:
         """Set once everything that is there now is processed and committed."""
         self._running.ask_to_drain(done)
 
+    def withdraw(self, done: threading.Event) -> None:
+        self._running.withdraw(done)
+
     def stop(self) -> None:
         if self._is_ending():
             return  # it ends already

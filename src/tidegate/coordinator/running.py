@@ -169,6 +169,9 @@ class Running:
     def ask_to_drain(self, done: threading.Event) -> None:
         self._draining.ask(done)
 
+    def withdraw(self, done: threading.Event) -> None:
+        self._draining.withdraw(done)
+
     def release_waiting(self) -> None:
         self._draining.release_all()
         self._savepoints.release_all("the query has ended")

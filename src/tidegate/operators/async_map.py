@@ -30,7 +30,7 @@ from tidegate.operators.contract import (
     WithoutTimers,
 )
 from tidegate.operators.held_rows import decoded_batches, encode_batches
-from tidegate.operators.user_code import user_code_failure
+from tidegate.operators.user_code import PASSING_THROUGH, user_code_failure
 from tidegate.operators.user_rows import Row, RowsByKey, batch_from_tuples, prepare_conversions
 from tidegate.plan.nodes import AnswerOrder
 from tidegate.plan.physical import AsyncMapSpec
@@ -213,9 +213,9 @@ class AsyncMapOperator(WithoutTimers, HoldsNothingBack):
     def _rows_of(self, answer: Any) -> list[Row]:
         try:
             return self._function.take(answer)
-        except TidegateError:
+        except (TidegateError, *PASSING_THROUGH):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise user_code_failure(error, called=self._called) from error
 
     def _held_of(self, taken: _Taken) -> pa.RecordBatch:

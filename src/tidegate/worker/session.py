@@ -41,7 +41,7 @@ class SlotSession:
     """
 
     begin: Callable[[Deploy], None]
-    on_error: Callable[[Exception], None]
+    on_error: Callable[[BaseException], None]
     deploy: Deploy | None = field(default=None, init=False)
     run: GenerationRun | None = field(default=None, init=False)
     is_running: bool = field(default=False, init=False)
@@ -68,7 +68,9 @@ class SlotSession:
                 self.deploy = message
                 try:
                     self.begin(message)
-                except Exception as error:
+                except KeyboardInterrupt:
+                    raise  # somebody ends the process
+                except BaseException as error:  # a panic of native code too: not to end without a word
                     self.on_error(error)
             case _ if self.run is None or message.generation != self.generation:
                 return  # of a generation that this slot has left, or failed in
@@ -76,7 +78,9 @@ class SlotSession:
                 self.is_running |= isinstance(message, Run)
                 try:
                     _tell(self.run, message)
-                except Exception as error:
+                except KeyboardInterrupt:
+                    raise  # somebody ends the process
+                except BaseException as error:  # a panic of native code too: not to end without a word
                     self.on_error(error)
 
 

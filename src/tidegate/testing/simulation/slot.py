@@ -28,7 +28,7 @@ from tidegate.testing.simulation.lanes import LaneLink
 from tidegate.testing.simulation.restored import check_restored
 from tidegate.testing.simulation.stored_ahead_checks import Rest, check_images_go_on
 from tidegate.testing.simulation.taken_states import TakenStates
-from tidegate.testing.simulation.world import SimBackground, SimulationFailed
+from tidegate.testing.simulation.world import Crash, SimBackground, SimulationFailed
 from tidegate.worker.gate import Arrived
 from tidegate.worker.links import LocalLink
 from tidegate.worker.output import Link
@@ -300,7 +300,9 @@ class SimSlot:
             tasks.close()
         self._calls.forget()
 
-    def _raise(self, error: Exception) -> None:
+    def _raise(self, error: BaseException) -> None:
+        if isinstance(error, Crash):
+            raise error
         raise SimulationFailed(f"slot {self.index}: {type(error).__name__}: {error}") from error
 
     def _send(self, message: FromSlot) -> None:
