@@ -5,7 +5,8 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ from tidegate.network.connection import ConnectionLost, ControlConnection
 from tidegate.network.handshake_server import dial
 from tidegate.network.mesh import Mesh, PeerLinks
 from tidegate.network.messages import (
+    AbortCheckpoint,
     Deploy,
     Failed,
     FromSlot,
@@ -30,6 +32,7 @@ from tidegate.network.messages import (
 from tidegate.operators.contract import UserCode
 from tidegate.storage.store import Store, open_place, open_shared
 from tidegate.worker.freed_memory import keep_freed_memory
+from tidegate.worker.heard import Heard
 from tidegate.worker.local_copies import open_local_copies
 from tidegate.worker.machine_memory import machine_memory_bytes
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
@@ -105,6 +108,7 @@ class _Slot:
         self._background = BackgroundThread(self._mailbox, name=f"tidegate-upload-{slot}")
         self._mesh: Mesh | None = None
         self._mesh_deadline_ms = 0.0
+        self._heard = Heard()
         self._session = SlotSession(begin=self._begin, on_error=self._report_failure)
         self._peers: Mapping[SlotIndex, PeerLinks] = {}  # until tasks have them
         self._run: SlotRun | None = None
@@ -148,8 +152,26 @@ class _Slot:
             self._report_failure(error)
         # Outside: a lost coordinator ends the slot, it is not a failure of the job.
         self._coordinator.flush()
+        self._listen(self._session.on_message)
+        while (message := self._heard.next()) is not None:
+            self._session.on_message(message)
+            # That may have taken long.
+            self._listen(self._session.on_message)
+
+    def _listen(self, on_abort: Callable[[AbortCheckpoint], None]) -> None:
         for data in self._coordinator.receive():
-            self._session.on_message(decode_to_slot(data))
+            abort = self._heard.add(decode_to_slot(data))
+            if abort is not None:
+                on_abort(abort)
+
+    def _listen_amid_turn(self) -> None:
+        with suppress(ConnectionLost):  # shows again at the end of the turn
+            self._listen(self._abort_amid_turn)
+
+    def _abort_amid_turn(self, abort: AbortCheckpoint) -> None:
+        """What it raises fails the turn, as anything else in it."""
+        if self._run is not None and abort.generation == self._session.generation:
+            self._run.on_abort(abort)
 
     def _report_lost_peer_if_due(self) -> None:
         """A peer that fails closes its connections: the coordinator must hear the reason before it hears of these."""
@@ -197,6 +219,7 @@ class _Slot:
             open_calls=partial(open_waiting_calls, self._mailbox),
             wake=self._mailbox.wake,
             send=self._send,
+            listen=self._listen_amid_turn,
             copies=self._copies,
         )
         self._peers = {}

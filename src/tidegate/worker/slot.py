@@ -14,8 +14,10 @@ from tidegate.network.messages import (
     AbortCheckpoint,
     AssignSplits,
     BarrierEverywhere,
+    BarrierSent,
     CheckpointDone,
     FromSlot,
+    PeerMessage,
     Run,
     TriggerCheckpoint,
     decode_peer,
@@ -61,9 +63,12 @@ class SlotRun:
         open_calls: OpenCalls,
         wake: Callable[[], None],
         send: Callable[[FromSlot], None],
+        listen: Callable[[], None] = lambda: None,
         copies: LocalCopies | None = None,
     ) -> None:
+        """`listen`: hears what of the coordinator's word counts at once."""
         self._peers = peers
+        self._listen = listen
         self._clock = clock
         self._has_delivered = False
         self._local = LocalLink(self._deliver)
@@ -154,7 +159,7 @@ class SlotRun:
         """Pass on what tasks left behind: grants, messages between tasks of this slot, outputs that are decided."""
         self._tasks.send_grants()
         while self._local.messages:
-            self._tasks.on_peer_message(self._local.messages.popleft())
+            self._on_peer_message(self._local.messages.popleft())
         self._tasks.collect_held()
 
     def _send_elements(self) -> None:
@@ -195,8 +200,14 @@ class SlotRun:
         peer.control.flush()
         messages = peer.control.receive()
         for data in messages:
-            self._tasks.on_peer_message(decode_peer(data))
+            self._on_peer_message(decode_peer(data))
         return len(messages)
+
+    def _on_peer_message(self, message: PeerMessage) -> None:
+        if isinstance(message, BarrierSent):
+            # It may begin a snapshot, of a checkpoint that was aborted while the last one was taken.
+            self._listen()
+        self._tasks.on_peer_message(message)
 
     def _deliver(self, channel: int, arrived: Arrived) -> None:
         # To a task of this slot, whose turn may be over.

@@ -30,6 +30,7 @@ from tidegate.testing.simulation.stored_ahead_checks import Rest, check_images_g
 from tidegate.testing.simulation.taken_states import TakenStates
 from tidegate.testing.simulation.world import Crash, SimBackground, SimulationFailed
 from tidegate.worker.gate import Arrived
+from tidegate.worker.heard import Heard
 from tidegate.worker.links import LocalLink
 from tidegate.worker.output import Link
 from tidegate.worker.session import SlotSession, restore_for
@@ -90,6 +91,7 @@ class SimSlot:
         self.is_alive = True
         self.background = SimBackground()
         self._inbox: deque[bytes] = deque()
+        self._heard = Heard()
         self._outbox: deque[bytes] = deque()
         self._settings = settings
         self._store = store
@@ -124,6 +126,7 @@ class SimSlot:
         """Without a word: what it had not sent is gone; what it had begun to write may still get through."""
         self.is_alive = False
         self._inbox.clear()
+        self._heard.clear()
         if self.tasks is not None:
             # The system takes back what a process had open; what it had begun to store may still get through.
             self.tasks._state.close()
@@ -213,9 +216,18 @@ class SimSlot:
         return receive
 
     def _read_inbox(self) -> bool:
-        if not self._inbox or not self.is_alive:
+        if not self.is_alive:
             return False
-        self._session.on_message(decode_to_slot(self._inbox.popleft()))
+        while self._inbox:
+            if (abort := self._heard.add(decode_to_slot(self._inbox.popleft()))) is not None:
+                self._session.on_message(abort)
+                return self._has_acted()
+        if (message := self._heard.next()) is None:
+            return False
+        self._session.on_message(message)
+        return self._has_acted()
+
+    def _has_acted(self) -> bool:
         if self._session.has_left:
             self._tear_down()
             self.background.close()
