@@ -182,7 +182,7 @@ def does_not_apply_changes_behind_the_files_of_rocksdb(patch: Patch) -> None:
     patch.setattr(RocksBackend, "_replay", lambda self, section: None)
 
 
-@variant(found_at=9)
+@variant(found_at=3)
 def applies_the_log_twice_from_its_middle(patch: Patch) -> None:
     """The first half once more behind the whole of it."""
     described = entry_files._described

@@ -92,7 +92,7 @@ def gives_captured_rows_to_every_receiver_that_takes_over_a_part_of_them(patch: 
     patch.setattr(restoring, "rows_of", lambda element, edge, piece, *, max_parallelism: element)
 
 
-@variant(found_at=3)
+@variant(found_at=5)
 def gives_captured_rows_to_the_owner_of_their_old_key_groups(patch: Patch) -> None:
     def by_old_receiver(old: Any, new: Any, moving: list[ChannelId]) -> Any:
         return rescale._by_old_receiver(new, moving)
@@ -121,7 +121,7 @@ def takes_keyed_state_of_one_old_owner_alone(patch: Patch) -> None:
     patch.setattr(restoring, "overlapping", lambda subtask, **counts: original(subtask, **counts)[:1])
 
 
-@variant(found_at=478)
+@variant(found_at=114)
 def keeps_only_the_least_event_time(patch: Patch) -> None:
     original = restoring._Restoring._progress_of_all
 
@@ -161,7 +161,7 @@ def assigns_splits_again_that_were_read_before(patch: Patch) -> None:
 # -- on the coordinator
 
 
-@variant(found_at=488)
+@variant(found_at=112)
 def believes_slots_of_an_older_generation_whose_ids_are_used_again(patch: Patch) -> None:
     on_message, begin = Driver._on_message, Running.begin
 
@@ -254,7 +254,7 @@ def retires_the_only_checkpoint(patch: Patch) -> None:
     patch.setattr(durable, "to_retire", to_retire)
 
 
-@variant(found_at=15)
+@variant(found_at=86)
 def leaves_what_was_written_of_a_savepoint_that_failed(patch: Patch) -> None:
     patch.setattr(FailedSavepoints, "add", lambda self, failed: None)
 
@@ -270,6 +270,6 @@ def deletes_a_shared_file_that_a_pending_checkpoint_refers_to(patch: Patch) -> N
     patch.setattr(SharedFiles, "_may_be_used", lambda self, file, writer: writer > self._newest)
 
 
-@variant(found_at=0)
+@variant(found_at=8)
 def leaves_the_files_of_aborted_checkpoints_behind(patch: Patch) -> None:
     patch.setattr(DurableJob, "clean_up", lambda self, generation: None)

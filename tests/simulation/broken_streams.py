@@ -58,7 +58,7 @@ def keeps_what_the_sender_stores_too(patch: Patch) -> None:
     patch.setattr(GateBarriers, "_trim", lambda self, checkpoint, active, channel: [])
 
 
-@variant(found_at=5)
+@variant(found_at=17)
 def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     original = GateBarriers.may_consume
 
@@ -68,7 +68,7 @@ def consumes_elements_of_a_newer_epoch(patch: Patch) -> None:
     patch.setattr(GateBarriers, "may_consume", may_consume)
 
 
-@variant(found_at=17)
+@variant(found_at=12)
 def does_not_wait_at_an_aligned_barrier(patch: Patch) -> None:
     def may_consume(self: GateBarriers, channel: ChannelId, *, epoch: CheckpointId) -> bool:
         return epoch <= self._channels[channel].newest_cut
@@ -111,7 +111,7 @@ def lets_an_older_checkpoint_stay_aligned_when_a_newer_one_overtakes(patch: Patc
     patch.setattr(GateBarriers, "_settle", settle)
 
 
-@variant(found_at=3)
+@variant(found_at=5)
 def drops_the_rest_of_a_half_done_batch(patch: Patch) -> None:
     original = Gate._open_capture
 
@@ -125,7 +125,7 @@ def drops_the_rest_of_a_half_done_batch(patch: Patch) -> None:
     patch.setattr(Gate, "_open_capture", open_capture)
 
 
-@variant(found_at=3)
+@variant(found_at=5)
 def captures_a_half_done_batch_whole(patch: Patch) -> None:
     original = Gate._open_capture
 
@@ -313,7 +313,7 @@ def refers_to_captures_of_a_checkpoint_that_was_then_aborted(patch: Patch) -> No
     patch.setattr(Checkpointing, "_abort", delete_with_it)
 
 
-@variant(found_at=310)
+@variant(found_at=1869)
 def stores_a_snapshot_before_the_coordinator_has_said_where(patch: Patch) -> None:
     original = SlotSnapshots._go_on
 

@@ -1,4 +1,4 @@
-"""The simulation can fail: each of these faults, put into production code, is found within a thousand seeds.
+"""The simulation can fail: each of these faults, put into production code, is found by a seed, most within a thousand.
 
 A variant is named after the rule it breaks. `found_at` is a seed that shows it: it is played first, so that this is
 quick, and if it shows nothing any more (another scenario, another order of turns) all seeds are played.
