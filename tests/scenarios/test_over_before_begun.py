@@ -1,4 +1,4 @@
-"""A checkpoint that expired while a slot was held up is not begun there any more: not by its trigger, nor by a barrier."""
+"""A checkpoint that expired while a slot was held up is not begun there any more: by no trigger and no barrier."""
 
 import threading
 import time
