@@ -25,6 +25,9 @@ class Heard:
     def next(self) -> ToSlot | None:
         return self._waiting.popleft() if self._waiting else None
 
+    def is_any(self) -> bool:
+        return bool(self._waiting)
+
     def clear(self) -> None:
         self._waiting.clear()
 

@@ -164,9 +164,10 @@ class _Slot:
             if abort is not None:
                 on_abort(abort)
 
-    def _listen_amid_turn(self) -> None:
+    def _listen_amid_turn(self) -> bool:
         with suppress(ConnectionLost):  # shows again at the end of the turn
             self._listen(self._abort_amid_turn)
+        return self._heard.is_any()
 
     def _abort_amid_turn(self, abort: AbortCheckpoint) -> None:
         """What it raises fails the turn, as anything else in it."""

@@ -63,14 +63,15 @@ class SlotRun:
         open_calls: OpenCalls,
         wake: Callable[[], None],
         send: Callable[[FromSlot], None],
-        listen: Callable[[], None] = lambda: None,
+        listen: Callable[[], bool] = lambda: False,
         copies: LocalCopies | None = None,
     ) -> None:
-        """`listen`: hears what of the coordinator's word counts at once."""
+        """`listen` hears what of the coordinator counts at once, and says whether more waits for the turn's end."""
         self._peers = peers
         self._listen = listen
         self._clock = clock
         self._has_delivered = False
+        self._is_told_more = False
         self._local = LocalLink(self._deliver)
         links = {peer: RemoteLink(connections) for peer, connections in peers.items()}
         self._tasks = SlotTasks(
@@ -121,12 +122,14 @@ class SlotRun:
 
     def turn(self, extra_fds: "list[int]") -> set[int]:
         """One turn of the loop; gives the descriptors of `extra_fds` that have something to read."""
+        self._is_told_more = False
         moved = self._step_tasks(extra_fds)
         self._has_delivered = False
         self._send_elements()
         self._tasks.encode_some(self._clock.monotonic_ms() + _ENCODE_BUDGET_MS)
         self._tasks.report()
-        is_busy = moved or self._tasks.has_work() or bool(self._local.messages) or self._has_delivered
+        is_busy = moved or self._is_told_more or self._tasks.has_work()
+        is_busy = is_busy or bool(self._local.messages) or self._has_delivered
         return self._receive(0.0 if is_busy else self._wait_ms(), extra_fds)
 
     def close(self) -> None:
@@ -144,7 +147,7 @@ class SlotRun:
                 moved = True
                 self._after_step()
                 self._look_at_control()
-                if self._is_anything_readable(extra_fds):
+                if self._is_told_more or self._is_anything_readable(extra_fds):
                     break  # a trigger or an upload that is done waits for one step too, not for one of each task
         self._tasks.on_time()
         self._after_step()
@@ -206,7 +209,7 @@ class SlotRun:
     def _on_peer_message(self, message: PeerMessage) -> None:
         if isinstance(message, BarrierSent):
             # It may begin a snapshot, of a checkpoint that was aborted while the last one was taken.
-            self._listen()
+            self._is_told_more |= self._listen()
         self._tasks.on_peer_message(message)
 
     def _deliver(self, channel: int, arrived: Arrived) -> None:
