@@ -196,6 +196,41 @@ def test_a_savepoint_is_written_from_rows_and_edited_and_a_query_goes_on_from_it
     assert not (tmp_path / "third").exists()
 
 
+def test_a_corrected_group_goes_on_from_what_it_was_corrected_to(spark: SparkSession, tmp_path: Path) -> None:
+    """Of windows, so that a struct is among the keys; from RocksDB to the heap."""
+    counted = (
+        stream(spark, tmp_path / "in").groupBy(F.window("ts", "1 minute"), "k")
+        .agg(F.count("*").alias("n"), F.sum("v").alias("total"))
+    )  # fmt: skip
+    query = (
+        tg.writeStream(counted).format("noop").outputMode("update")
+        .options(parallelism=2, checkpointLocation=str(tmp_path / "one"), **{"state.backend": "rocksdb"}).start()
+    )  # fmt: skip
+    query.processAllAvailable()
+    stopped = query.stop(savepoint=str(tmp_path / "stopped"))
+    groups = table(spark, Path(stopped), "state")
+    assert sorted(groups.select("k", "n", "total").collect()) == [("0", 3, 18), ("1", 3, 12), ("2", 3, 15)]
+    twice = groups.unionByName(groups.where("k = '1'"))
+    with pytest.raises(PySparkException, match=r"Two rows have the key .*'1'\) in state 'groups' of operator v1.op0"):
+        tg.savepoints.from_dataframe(twice, path=tmp_path / "twice", based_on=stopped)
+    assert not (tmp_path / "twice" / "manifest.json").exists()
+    corrected = F.when(F.col("k") == "1", 1_000).otherwise(F.col("total"))
+    path = tg.savepoints.from_dataframe(
+        groups.where("k != '2'").withColumn("total", corrected.cast("long")),
+        path=tmp_path / "corrected",
+        based_on=stopped,
+    )
+    at = dt.datetime(1970, 1, 1, 0, 0, 5)
+    more = spark.createDataFrame([(key, at, 100) for key in "012"], SCHEMA)
+    more.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+    run(counted, tmp_path / "two", mode="update", **{"restore.from": path})
+    after = table(spark, tmp_path / "two", "state")
+    assert sorted(after.select("k", "n", "total").collect()) == [("0", 4, 118), ("1", 4, 1_100), ("2", 1, 100)]
+    with pytest.raises(tg.UserError, match="State 'groups' .* has the columns window .*: the DataFrame has no"):
+        tg.savepoints.from_dataframe(groups.drop("n"), path=tmp_path / "third", based_on=stopped)
+    assert not (tmp_path / "third").exists()
+
+
 def test_dropped_keys_are_gone_with_all_their_state_and_no_timer_fires_for_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

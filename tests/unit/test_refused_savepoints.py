@@ -18,7 +18,7 @@ from tidegate.coordinator.written_savepoints import (
 )
 from tidegate.model.errors import OptionError, StorageFailure
 from tidegate.plan.nodes import DeclaredState, StateShape
-from tidegate.plan.physical import DeduplicateSpec, TransformWithStateSpec
+from tidegate.plan.physical import TransformWithStateSpec
 
 
 def test_a_key_or_a_place_below_it_can_be_given_once_only(tmp_path: Path) -> None:
@@ -72,15 +72,12 @@ def test_files_of_attempts_that_failed_are_removed(tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "new").glob("*.state")) == ["0-try0.state", "1-try1.state"]
 
 
-def test_state_of_built_in_operators_is_not_written_from_rows(tmp_path: Path) -> None:
-    plan = plan_of(DeduplicateSpec(1, None, None, INPUT), schema=INPUT)
-    with pytest.raises(OptionError, match="State 'keys' of operator v1.op0 .* cannot be written from rows"):
-        new_savepoint(str(tmp_path), plan, [], operator=None, state=None, now_ms=0)
+def test_broadcast_state_is_not_written_from_rows(tmp_path: Path) -> None:
     declared = DeclaredState(
         "rules", StateShape.BROADCAST, pa.schema([("v", pa.int64())]), pa.schema([("k", pa.int64())])
     )
     spec = TransformWithStateSpec(1, b"", INPUT, INPUT, states=(declared,))
-    with pytest.raises(OptionError, match="State 'rules' .* cannot be written from rows"):
+    with pytest.raises(OptionError, match="State 'rules' .* cannot be written from rows, because broadcast state has"):
         new_savepoint(str(tmp_path), plan_of(spec, schema=INPUT), [], operator=None, state=None, now_ms=0)
 
 

@@ -53,7 +53,9 @@ class Savepoints:
         `query`: for which query that has not run yet, as `tg.writeStream(...)` without `start`. Or `based_on`: the
         savepoint or checkpoint that it is a copy of, but for the rows of that state. With `max_parallelism` all its
         state, of whatever operator, gets the key groups of a query with that `maxParallelism`; then `df` may be left
-        out, and all rows stay. The columns are those of `spark.read.format("tidegate")` with table `state`.
+        out, and all rows stay. The columns are those of `spark.read.format("tidegate")` with table `state`. It may be a
+        value, list or map state, groups of an aggregation whose functions show all that they keep, or keys of a
+        deduplication.
         An `initialState` of the operator whose state is written is not applied any more: the rows take its place.
         """
         spark = _active_session() if df is None else _session_of(df)

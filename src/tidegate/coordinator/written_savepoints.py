@@ -5,8 +5,9 @@ What cannot be written is refused here, before anything is. State itself is enco
 without the manifest, which comes last, its files mean nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +24,9 @@ from tidegate.coordinator.staged_inputs import copy_staged_inputs
 from tidegate.model.errors import IncompatibleCheckpoint, Missing, OptionError, StorageFailure
 from tidegate.model.ids import ChannelId, CheckpointId, Generation, KeyGroupRange, SlotIndex, TaskId, VertexId, range_of
 from tidegate.model.ids import Sequence as Number
+from tidegate.operators import deduplicate
 from tidegate.operators.described import describe_plan
+from tidegate.operators.stored_group_values import not_told
 from tidegate.plan.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.plan.naming import names_in
 from tidegate.plan.parts import Place, read_parts
@@ -34,16 +37,28 @@ from tidegate.storage import layout
 from tidegate.storage.access import FROM_ENVIRONMENT, StoreAccess
 from tidegate.storage.manifests import ChannelRange, Manifest, SlotFile, encode_manifest
 from tidegate.storage.store import AlreadyThere, Store, open_store
-from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema, encode_schema
+from tidegate.storage.stored_plan import (
+    NumberedForm,
+    StoredGroups,
+    StoredOperator,
+    StoredPlan,
+    StoredRows,
+    StoredState,
+    UserState,
+    decode_schema,
+    encode_schema,
+)
 from tidegate.worker.regrouped_rows import held_rows, key_count_of
 from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.stored_task import decode_task
+from tidegate.worker.written_rows import Forgets, RowsOfTable
 from tidegate.worker.written_state import (
     KEYED_KINDS,
     Regrouping,
     RowEncoder,
     SlotContent,
     StateEntry,
+    StoredRowEncoder,
     regrouped_entries,
     stored_state_name,
     write_slot,
@@ -54,6 +69,13 @@ PLACE_COLUMNS = ("key_group", "subtask")
 # How the shape of an operator ends that is given an initial state. A manifest says it nowhere else, and there is no
 # plan to ask where one savepoint is based on another.
 _WITH_INITIAL_STATE = " with initial state"
+# How that of a deduplication ends, likewise.
+_FORGETS: Mapping[str, Forgets] = {
+    " forgets=never": "never",
+    " forgets=ForgetByKey": "ForgetByKey",
+    " forgets=ForgetAfterDelay": "ForgetAfterDelay",
+}
+_ONLY_KEYS = "only whole keys can be taken out of it, with tg.savepoints.drop_keys"
 # As which keys are given that are to go: a state with nothing but its key.
 _KEYS = UserState("keys", "value", encode_schema(pa.schema([])))
 
@@ -64,7 +86,7 @@ class WrittenRows:
 
     number: int
     operator: StoredOperator
-    state: UserState
+    state: StoredState
 
     @property
     def columns(self) -> pa.Schema:
@@ -75,7 +97,8 @@ class WrittenRows:
     @property
     def place(self) -> tuple[int, str]:
         """As entries name it."""
-        return self.number, stored_state_name(self.state)
+        state = self.state
+        return self.number, stored_state_name(state) if isinstance(state, UserState) else state.section
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +128,14 @@ class WrittenSavepoint:
     def operators(self) -> int:
         return len(self._plan.operators)
 
-    def encoder(self, rows: WrittenRows) -> RowEncoder:
-        return RowEncoder(rows.operator, rows.number, rows.state, self.manifest.max_parallelism)
+    def encoder(self, rows: WrittenRows) -> RowEncoder | StoredRowEncoder:
+        match rows.state:
+            case UserState() as state:
+                return RowEncoder(rows.operator, rows.number, state, self.manifest.max_parallelism)
+            case StoredGroups() | StoredRows() as state:
+                return StoredRowEncoder(rows.number, self._table(rows.number, rows.operator, state))
+            case _:
+                assert_never(rows.state)
 
     def subtasks_of(self, operator: int) -> int:
         return self.manifest.vertex_parallelism[self._plan.operators[operator].vertex]
@@ -132,10 +161,13 @@ class WrittenSavepoint:
             replaced=None,
             regrouping=self.regrouping,
         )
-        match self.rows:
-            case DroppedKeys() as keys:
-                content = replace(content, dropped_keys=self.encoder(keys))
-            case WrittenRows(operator=operator, place=place):
+        encoder = None if self.rows is None else self.encoder(self.rows)
+        match self.rows, encoder:
+            case DroppedKeys(), RowEncoder() as keys:
+                content = replace(content, dropped_keys=keys)
+            case WrittenRows(), StoredRowEncoder() as rows:
+                content = replace(content, rows=rows)
+            case WrittenRows(operator=operator, place=place), _:
                 # As a whole, for user code may set any state from an initial row. Operators of which nothing was ever
                 # written are still given theirs when the query starts.
                 content = replace(content, replaced=place, already_begun=self._with_initial_state(operator))
@@ -158,16 +190,25 @@ class WrittenSavepoint:
             if layout.is_written_state_file(path) and path not in kept:
                 store.delete(path)
 
+    def _table(self, number: int, operator: StoredOperator, state: StoredGroups | StoredRows) -> RowsOfTable:
+        shape = _shape_of(self.manifest, operator) or ""
+        forgets = next((found for ending, found in _FORGETS.items() if shape.endswith(ending)), None)
+        return RowsOfTable(operator, state, forgets, self.subtasks_of(number), self.manifest.max_parallelism)
+
     def _with_initial_state(self, operator: StoredOperator) -> StoredOperator | None:
         """None if its query has none for it."""
-        parts = read_parts(self.manifest.plan_fingerprint, self.manifest.operator_names)
-        place = Place(VertexId(operator.vertex), operator.position)
-        part = None if parts is None else parts.at(place)
-        return operator if part is not None and part.shape.endswith(_WITH_INITIAL_STATE) else None
+        shape = _shape_of(self.manifest, operator)
+        return operator if shape is not None and shape.endswith(_WITH_INITIAL_STATE) else None
 
     @property
     def _plan(self) -> StoredPlan:
         return stored_plan_of(self.manifest)
+
+
+def _shape_of(manifest: Manifest, operator: StoredOperator) -> str | None:
+    parts = read_parts(manifest.plan_fingerprint, manifest.operator_names)
+    part = None if parts is None else parts.at(Place(VertexId(operator.vertex), operator.position))
+    return None if part is None else part.shape
 
 
 def new_savepoint(
@@ -218,6 +259,8 @@ def rewritten_savepoint(
 ) -> WrittenSavepoint:
     """A copy of another checkpoint but for the rows of one state, and with other key groups if asked for."""
     rows = _chosen(base.read_manifest(), operator, state)
+    if not isinstance(rows.state, UserState):
+        _check_is_known(base, rows.operator, "whose rows cannot be replaced")
     return _copied(path, base, rows, max_parallelism=max_parallelism, now_ms=now_ms)
 
 
@@ -230,10 +273,7 @@ def savepoint_without_keys(path: str, base: FoundCheckpoint, *, operator: str | 
     """A copy of another checkpoint but for what belongs to some keys of an operator."""
     plan = stored_plan_of(base.read_manifest())
     chosen = _with_keys(plan, operator)
-    # What others hold is copied, whatever it is.
-    for unknown in _unknown_sections(base.open_files(), [chosen]):
-        if unknown.operator is chosen:
-            raise IncompatibleCheckpoint(f"{unknown}, of which no keys can be dropped: base it on another checkpoint.")
+    _check_is_known(base, chosen, "of which no keys can be dropped")
     # Of sessions the window is no part of what their rows are sent by.
     counts = [key_count_of(chosen, state) for state in chosen.states if not isinstance(state, UserState)]
     sent_by = decode_schema(chosen.keys)
@@ -279,12 +319,29 @@ def _chosen(manifest: Manifest, operator: str | None, state: str | None) -> Writ
     plan = stored_plan_of(manifest)
     chosen = choose_operator(plan, operator)
     found = choose_state(chosen, state)
-    if not isinstance(found, UserState) or found.shape == "broadcast":
+    reason = _why_not_from_rows(found)
+    if reason is not None:
         raise OptionError(
-            f"State {found.name!r} of operator {chosen.id} ({chosen.name}) cannot be written from rows: only value, "
-            f"list and map states of transformWithState and tg.connect can."
+            f"State {found.name!r} of operator {chosen.id} ({chosen.name}) cannot be written from rows, because "
+            f"{reason}."
         )
     return WrittenRows(plan.operators.index(chosen), chosen, found)
+
+
+def _why_not_from_rows(state: StoredState) -> str | None:
+    """And what to do; None if it can be."""
+    match state:
+        case UserState(shape="broadcast"):
+            return "broadcast state has no keys: send its rows down the broadcast stream again"
+        case StoredGroups(in_log=NumberedForm()):
+            return f"sessions end up in one another as rows come between them: {_ONLY_KEYS}"
+        case StoredGroups():
+            untold = not_told(state)
+            return None if untold is None else f"{untold}: {_ONLY_KEYS}"
+        case StoredRows() if state.section != deduplicate.SECTION_NAME:
+            return f"what the rows of a join have met is held by both of its sides: {_ONLY_KEYS}"
+        case _:
+            return None
 
 
 def _with_keys(plan: StoredPlan, wanted: str | None) -> StoredOperator:
@@ -336,6 +393,13 @@ def _regrouping(files: StoredFiles, plan: StoredPlan, max_parallelism: int) -> R
     # Others have rows of any keys, and may differ in time for good.
     vertices = sorted({operator.vertex for operator in plan.operators} & by_key)
     return Regrouping({vertex: _event_times(files, plan, VertexId(vertex), max_parallelism) for vertex in vertices})
+
+
+def _check_is_known(base: FoundCheckpoint, chosen: StoredOperator, otherwise: str) -> None:
+    """All that it keeps by key; what others hold is copied, whatever it is."""
+    for unknown in _unknown_sections(base.open_files(), [chosen]):
+        if unknown.operator is chosen:
+            raise IncompatibleCheckpoint(f"{unknown}, {otherwise}: base it on another checkpoint.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tidegate.coordinator.written_savepoints import PLACE_COLUMNS, WrittenRows, WrittenSavepoint
 from tidegate.model.errors import OptionError
 from tidegate.plan.key_groups import owner_of
-from tidegate.worker.reading import chunks
+from tidegate.worker.reading import BATCH_ROWS
 from tidegate.worker.written_state import StateEntry, decode_slot_file, encode_slot_file
 
 _ENTRY = pa.schema(
@@ -29,6 +29,8 @@ _ENTRY = pa.schema(
         ("value", pa.binary()),
     ]
 )
+# Entries may hold many rows each.
+_MOST_BYTES = 1 << 24
 _ENTRY_DDL = "slot int, operator int, name string, key_group int, key binary, value binary"
 
 
@@ -111,8 +113,21 @@ def _batches(entries: Iterator[StateEntry], target: WrittenSavepoint) -> Iterato
         owner_of(every, parallelism=target.subtasks_of(operator), max_parallelism=max_parallelism).tolist()
         for operator in range(target.operators)
     ]
-    for piece in chunks(entries):
+    for piece in _pieces(entries):
         slots = [owners[entry.operator][entry.key_group] for entry in piece]
         columns = [slots, *zip(*piece, strict=True)]
         arrays = [pa.array(values, field.type) for values, field in zip(columns, _ENTRY, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ENTRY)
+
+
+def _pieces(entries: Iterator[StateEntry]) -> Iterator[list[StateEntry]]:
+    piece: list[StateEntry] = []
+    size_bytes = 0
+    for entry in entries:
+        piece.append(entry)
+        size_bytes += len(entry.value)
+        if len(piece) == BATCH_ROWS or size_bytes >= _MOST_BYTES:
+            yield piece
+            piece, size_bytes = [], 0
+    if piece:
+        yield piece

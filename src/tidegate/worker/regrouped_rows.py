@@ -49,7 +49,7 @@ def regrouped_sections(
 ) -> Iterator[tuple[str, Sequence[memoryview]]]:
     """Name and content of sections with all rows of some of `max_parallelism` key groups."""
     for held in held_rows(operator):
-        for rows in _by_section(_rows(files, operator, held, own, max_parallelism)):
+        for rows in by_section(_rows(files, operator, held, own, max_parallelism)):
             yield held.section, stream_of(rows)
 
 
@@ -59,12 +59,28 @@ def remaining_sections(
     """The same in the key groups that they have, with what is `left` of some rows; not of those still on their way."""
     for held in _kept_rows(operator):
         rows = map(left, _rows(files, operator, held, own, files.manifest.max_parallelism))
-        for batch in _by_section(batch for batch in rows if batch.num_rows):
+        for batch in by_section(batch for batch in rows if batch.num_rows):
             yield held.section, stream_of(batch)
 
 
+def unshown_sections(
+    files: StoredFiles,
+    operator: StoredOperator,
+    own: KeyGroupRange,
+    left: Callable[[pa.RecordBatch], pa.RecordBatch],
+    *,
+    max_parallelism: int,
+) -> Iterator[tuple[str, Sequence[memoryview]]]:
+    """Keys of groups that are not shown yet, those that are `left` of some, by other key groups if they are others."""
+    for held in _kept_rows(operator):
+        if held.state is None:
+            rows = map(left, _rows(files, operator, held, own, max_parallelism))
+            for batch in by_section(batch for batch in rows if batch.num_rows):
+                yield held.section, stream_of(batch)
+
+
 def kept_sections(operator: StoredOperator) -> frozenset[str]:
-    """What `remaining_sections` stand for."""
+    """What `remaining_sections` stand for, and what rows of a table with the `unshown_sections` do."""
     return frozenset(held.section for held in _kept_rows(operator))
 
 
@@ -113,7 +129,7 @@ def _subtasks_with(files: StoredFiles, operator: StoredOperator, wanted: KeyGrou
             yield subtask
 
 
-def _by_section(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def by_section(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What was read in small parts is put together; what is large as it is stays alone."""
     gathered: list[pa.RecordBatch] = []
     row_count = size_bytes = 0

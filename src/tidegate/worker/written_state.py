@@ -4,7 +4,7 @@ Writes what a restore reads: entries are encoded as user code's states encode th
 What is taken over from another checkpoint is read and checked as a restore does it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -33,10 +33,17 @@ from tidegate.storage.state_file import SectionKey, SectionKind, StateFileWriter
 from tidegate.storage.store import Store
 from tidegate.storage.stored_plan import StoredOperator, StoredPlan, UserState, decode_schema
 from tidegate.worker.reading import all_keyed_entries, chunks, entries_in_files, key_columns
-from tidegate.worker.regrouped_rows import kept_sections, not_by_key, regrouped_sections, remaining_sections
+from tidegate.worker.regrouped_rows import (
+    kept_sections,
+    not_by_key,
+    regrouped_sections,
+    remaining_sections,
+    unshown_sections,
+)
 from tidegate.worker.restoring import StoredFiles, plain_name
 from tidegate.worker.snapshotting import KIND_OF, PART_MARK
 from tidegate.worker.stored_task import StoredTask, decode_task, encode_task
+from tidegate.worker.written_rows import RowsOfTable
 
 # Of sections that go by key groups.
 KEYED_KINDS: Final[tuple[SectionKind, ...]] = ("state", "files")
@@ -44,7 +51,10 @@ _KINDS = {"value": StateKind.VALUE, "list": StateKind.LIST, "map": StateKind.MAP
 
 
 class StateEntry(NamedTuple):
-    """Of one keyed state: `operator` is its place among the plan's operators, `name` the one it is stored under."""
+    """Of one keyed state: `operator` is its place among the plan's operators, `name` the one it is stored under.
+
+    Of operators that keep rows: `value` is some of them, all of one slot.
+    """
 
     operator: int
     name: str
@@ -116,6 +126,18 @@ class RowEncoder:
         numbered = pa.RecordBatch.from_arrays([*fitted, numbers], schema=schema)
         zone = "UTC" if self.operator.has_zoned_keys else None
         return RowsByKey(schema, len(keys), time_zone=zone).of(numbered, max_parallelism=self.max_parallelism)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRowEncoder:
+    """Rows of a state table of an operator that keeps rows."""
+
+    number: int
+    table: RowsOfTable
+
+    def entries(self, rows: pa.RecordBatch) -> Iterator[StateEntry]:
+        for key_group, stored in self.table.by_slot(rows):
+            yield StateEntry(self.number, self.table.state.section, key_group, b"", stored)
 
 
 def _listed(field: Any) -> Any:
@@ -221,6 +243,7 @@ class SlotContent:
     one, they are all that counts of any keyed state of user code, and rows are those of the slot's new key groups.
     `already_begun`: an operator whose query has an initial state for it, which must not be applied over its entries.
     `dropped_keys`: of an operator; if it is there, `entries` are no state, but name the keys of it that go.
+    `rows`: of an operator that keeps rows, all that it is to have, which `entries` of it hold.
     """
 
     plan: StoredPlan
@@ -231,11 +254,17 @@ class SlotContent:
     regrouping: Regrouping | None = None
     already_begun: StoredOperator | None = None
     dropped_keys: RowEncoder | None = None
+    rows: StoredRowEncoder | None = None
 
     @property
     def without_keys_of(self) -> int | None:
         """Its place among the plan's operators."""
         return None if self.dropped_keys is None else self.dropped_keys.number
+
+    @property
+    def written_anew(self) -> int | None:
+        """The same of the one whose keyed state is nowhere copied as it is."""
+        return self.without_keys_of if self.rows is None else self.rows.number
 
     def key_groups_of(self, vertex: int, slot: SlotIndex) -> KeyGroupRange:
         return range_of(slot, parallelism=self.vertex_parallelism[vertex], max_parallelism=self.max_parallelism)
@@ -246,7 +275,7 @@ def write_slot(
 ) -> SlotFile:
     """`token` makes the file's name: of several attempts only one is in the manifest."""
     writer = StateFileWriter()
-    if content.dropped_keys is not None:
+    if content.dropped_keys is not None or content.rows is not None:
         entries = list(entries)
     if content.base is None:
         for vertex, parallelism in enumerate(content.vertex_parallelism):
@@ -264,6 +293,10 @@ def write_slot(
             _add_regrouped(content, content.base, content.regrouping, slot, writer)
         if content.dropped_keys is not None:
             _add_remaining(content, content.base, content.dropped_keys, slot, {entry.key for entry in entries}, writer)
+    if content.rows is not None:
+        streams = [entry.value for entry in entries if entry.operator == content.rows.number]
+        entries = [entry for entry in entries if entry.operator != content.rows.number]
+        _add_rows(content, content.rows, slot, streams, writer)
     begun = content.already_begun
     if begun is not None and slot < content.vertex_parallelism[begun.vertex]:
         _add_mark(begun, slot, writer)
@@ -296,7 +329,7 @@ def _copy_sections(
 ) -> list[SharedFile]:
     """What is taken over as it is; the files beside it."""
     numbers = {(operator.vertex, operator.position): number for number, operator in enumerate(content.plan.operators)}
-    sorted_out = content.without_keys_of
+    sorted_out = content.written_anew
     own_rows = frozenset[str]() if sorted_out is None else kept_sections(content.plan.operators[sorted_out])
     files: list[SharedFile] = []
     for stored in base.all_sections(slot):
@@ -334,8 +367,8 @@ def _add_regrouped(
             writer.add(key, encode_task(regrouping.of_task(task, key.task.vertex, own)))
         else:
             writer.add(key, stored.data)
-    for operator in content.plan.operators:
-        if slot < content.vertex_parallelism[operator.vertex]:
+    for number, operator in enumerate(content.plan.operators):
+        if slot < content.vertex_parallelism[operator.vertex] and number != content.written_anew:
             own = content.key_groups_of(operator.vertex, slot)
             sections = regrouped_sections(base, operator, own, max_parallelism=content.max_parallelism)
             for part, (name, pieces) in enumerate(sections):
@@ -357,6 +390,23 @@ def _add_remaining(
     own = content.key_groups_of(operator.vertex, slot)
     sections = remaining_sections(base, operator, own, lambda rows: dropped.left_of(rows, gone))
     for part, (name, pieces) in enumerate(sections):
+        writer.add(_written_key(operator, slot, name, part, own), *pieces)
+
+
+def _add_rows(
+    content: SlotContent, rows: StoredRowEncoder, slot: SlotIndex, streams: Sequence[bytes], writer: StateFileWriter
+) -> None:
+    """And which of their groups are not shown yet: of others there is nothing to show."""
+    operator, base = rows.table.operator, content.base
+    if slot >= content.vertex_parallelism[operator.vertex]:
+        return
+    own = content.key_groups_of(operator.vertex, slot)
+
+    def unshown(left: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Iterator[tuple[str, Sequence[memoryview]]]:
+        if base is not None:
+            yield from unshown_sections(base, operator, own, left, max_parallelism=content.max_parallelism)
+
+    for part, (name, pieces) in enumerate(rows.table.sections(streams, unshown)):
         writer.add(_written_key(operator, slot, name, part, own), *pieces)
 
 
