@@ -356,18 +356,65 @@ def test_groups_that_the_barrier_has_left_unshown_are_shown_as_they_were_edited_
     assert len(found) > 2 and {row[2] for row in found} == {1_000}
 
 
+def test_in_update_mode_an_edited_group_is_given_out_with_its_next_row(
+    tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    spec = SPECS["groups"]
+    target = new(tmp_path / "new", spec)
+    write(target, (1, "a", 5, 1_000, "zz", -1.0), (2, "b", 5, 1_000, "zz", -1.0))
+    on = restored_job(target.path, spec, 128, 2, backends["heap"])
+    assert given_at_barrier(on) == []
+    assert isinstance(spec, AggregateSpec)
+    on.process(pa.record_batch([[1], ["a"], [10], ["x"], [1.0]], schema=spec.input_schema))
+    assert given_at_barrier(on) == [[1, "a", 6, 1_010, "zz", -1.0]]
+
+
+def test_in_complete_mode_edited_groups_are_given_out_at_the_next_barrier(
+    tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    spec = SPECS["groups that stay in memory"]
+    target = new(tmp_path / "new", spec)
+    write(target, (1, "a", 5, 1_000, "zz", -1.0))
+    assert given_at_barrier(restored_job(target.path, spec, 128, 2, backends["heap"])) == [
+        [1, "a", 5, 1_000, "zz", -1.0]
+    ]
+
+
+def given_at_barrier(job: Job) -> list[list[Any]]:
+    for operator in job.operators:
+        operator.before_barrier(job.out.append)
+    return [list(row.values()) for batch in job.out for row in batch.to_pylist()]
+
+
+def test_a_window_that_event_time_has_passed_is_given_out_at_once_though_it_was_before(
+    tmp_path: Path, backends: dict[str, StateBackends]
+) -> None:
+    spec = SPECS["windows"]
+    window = {"start": dt.datetime(1970, 1, 1, 0, 0, 0), "end": dt.datetime(1970, 1, 1, 0, 0, 10)}
+    job = Job(spec, backends["heap"])
+    assert isinstance(spec, AggregateSpec)
+    job.process(pa.record_batch([[window], [1], ["a"], [30], ["z"], [0.25]], schema=spec.input_schema))
+    job.advance(10_000)
+    path = job.store(tmp_path / "before")
+    assert rows_in(path) == [] and [batch.num_rows for batch in job.out] == [1]
+    target = rewritten(tmp_path / "after", path)
+    on = restored_job(write(target, (window, 1, "a", 9, 90, "z", 0.25)), spec, 128, 3, backends["rocksdb"])
+    on.advance(10_000)
+    assert [list(row.values()) for batch in on.out for row in batch.to_pylist()] == [[window, 1, "a", 9, 90, "z", 0.25]]
+
+
 @pytest.mark.parametrize("max_parallelism", [None, 7])
 def test_other_operators_keep_what_they_have(
     max_parallelism: int | None, tmp_path: Path, backends: dict[str, StateBackends]
 ) -> None:
-    """A deduplication that is replaced, in front of one that is not, and state of a function where rows are written."""
+    """A deduplication whose keys are replaced, in front of one that keeps its own."""
     spec = SPECS["keys for ever"]
     first, second = Job(spec, backends["rocksdb"]), Job(spec, backends["rocksdb"])
     feed(first, "some", times=6, first_second=0)
     feed(second, "others", times=6, first_second=0)
     (tmp_path / "before").mkdir()
     plan = plan_of(spec, spec, schema=INPUT, parallelism=2)
-    StoredJob(plan, first.snapshot(), first.snapshot() and second.snapshot()).write(LocalFiles(tmp_path / "before"))
+    StoredJob(plan, first.snapshot(), second.snapshot()).write(LocalFiles(tmp_path / "before"))
 
     def keys(path: str, operator: str) -> list[str]:
         return sorted(repr(row["k"]) for row in rows_of(path=path, table="state", operator=operator))
