@@ -50,6 +50,9 @@ class Tasks:
     def on_barrier_everywhere(self, message: BarrierEverywhere) -> None:
         self._note(message)
 
+    def note_unbegun(self, message: TriggerCheckpoint) -> None:
+        self._note(message)
+
     def on_abort(self, message: AbortCheckpoint) -> None:
         self._note(message)
 

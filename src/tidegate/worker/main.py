@@ -20,7 +20,6 @@ from tidegate.network.connection import ConnectionLost, ControlConnection
 from tidegate.network.handshake_server import dial
 from tidegate.network.mesh import Mesh, PeerLinks
 from tidegate.network.messages import (
-    AbortCheckpoint,
     Deploy,
     Failed,
     FromSlot,
@@ -32,7 +31,7 @@ from tidegate.network.messages import (
 from tidegate.operators.contract import UserCode
 from tidegate.storage.store import Store, open_place, open_shared
 from tidegate.worker.freed_memory import keep_freed_memory
-from tidegate.worker.heard import Heard
+from tidegate.worker.heard import Heard, Over
 from tidegate.worker.local_copies import open_local_copies
 from tidegate.worker.machine_memory import machine_memory_bytes
 from tidegate.worker.mailbox import BackgroundThread, Mailbox
@@ -152,27 +151,29 @@ class _Slot:
             self._report_failure(error)
         # Outside: a lost coordinator ends the slot, it is not a failure of the job.
         self._coordinator.flush()
-        self._listen(self._session.on_message)
+        self._listen(self._session.on_over)
         while (message := self._heard.next()) is not None:
             self._session.on_message(message)
             # That may have taken long.
-            self._listen(self._session.on_message)
+            self._listen(self._session.on_over)
 
-    def _listen(self, on_abort: Callable[[AbortCheckpoint], None]) -> None:
+    def _listen(self, on_over: Callable[[Over], None]) -> None:
         for data in self._coordinator.receive():
-            abort = self._heard.add(decode_to_slot(data))
-            if abort is not None:
-                on_abort(abort)
+            over = self._heard.add(decode_to_slot(data))
+            if over is not None:
+                on_over(over)
 
     def _listen_amid_turn(self) -> bool:
         with suppress(ConnectionLost):  # shows again at the end of the turn
-            self._listen(self._abort_amid_turn)
+            self._listen(self._on_over_amid_turn)
         return self._heard.is_any()
 
-    def _abort_amid_turn(self, abort: AbortCheckpoint) -> None:
+    def _on_over_amid_turn(self, over: Over) -> None:
         """What it raises fails the turn, as anything else in it."""
-        if self._run is not None and abort.generation == self._session.generation:
-            self._run.on_abort(abort)
+        if self._run is not None and over.abort.generation == self._session.generation:
+            if over.unbegun is not None:
+                self._run.note_unbegun(over.unbegun)
+            self._run.on_abort(over.abort)
 
     def _report_lost_peer_if_due(self) -> None:
         """A peer that fails closes its connections: the coordinator must hear the reason before it hears of these."""

@@ -18,6 +18,7 @@ from tidegate.network.messages import (
 )
 from tidegate.plan.physical import JobPlan
 from tidegate.storage.store import Store
+from tidegate.worker.heard import Over
 from tidegate.worker.local_copies import LocalCopies
 from tidegate.worker.restoring import NOTHING_TO_RESTORE, SlotRestore, restore_slot
 
@@ -29,6 +30,7 @@ class GenerationRun(Protocol):
     def on_splits(self, message: AssignSplits) -> None: ...
     def on_trigger(self, message: TriggerCheckpoint) -> None: ...
     def on_barrier_everywhere(self, message: BarrierEverywhere) -> None: ...
+    def note_unbegun(self, message: TriggerCheckpoint) -> None: ...
     def on_abort(self, message: AbortCheckpoint) -> None: ...
     def on_done(self, message: CheckpointDone) -> None: ...
 
@@ -58,6 +60,11 @@ class SlotSession:
     def on_torn_down(self) -> None:
         self.run = None
         self.is_running = False
+
+    def on_over(self, over: Over) -> None:
+        if self.run is not None and over.unbegun is not None and over.unbegun.generation == self.generation:
+            self.run.note_unbegun(over.unbegun)
+        self.on_message(over.abort)
 
     def on_message(self, message: ToSlot) -> None:
         match message:

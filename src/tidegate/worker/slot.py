@@ -110,6 +110,9 @@ class SlotRun:
     def on_barrier_everywhere(self, message: BarrierEverywhere) -> None:
         self._tasks.on_barrier_everywhere(message)
 
+    def note_unbegun(self, message: TriggerCheckpoint) -> None:
+        self._tasks.note_unbegun(message)
+
     def on_abort(self, message: AbortCheckpoint) -> None:
         # How far it had come is worth knowing just now; afterwards nobody here knows it any more.
         self._tasks.report_now()

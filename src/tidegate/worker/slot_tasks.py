@@ -167,6 +167,10 @@ class SlotTasks:
         for task in self.tasks:
             task.on_barrier_everywhere(message.checkpoint)
 
+    def note_unbegun(self, message: TriggerCheckpoint) -> None:
+        """Its abort follows, and with that what the slot did in the meantime."""
+        self._snapshots.on_trigger(message.checkpoint, savepoint=message.savepoint)
+
     def on_abort(self, message: AbortCheckpoint) -> None:
         self._hurry.end(message.checkpoint)
         for task in self.tasks:

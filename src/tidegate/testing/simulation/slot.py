@@ -219,8 +219,8 @@ class SimSlot:
         if not self.is_alive:
             return False
         while self._inbox:
-            if (abort := self._heard.add(decode_to_slot(self._inbox.popleft()))) is not None:
-                self._session.on_message(abort)
+            if (over := self._heard.add(decode_to_slot(self._inbox.popleft()))) is not None:
+                self._session.on_over(over)
                 return self._has_acted()
         if (message := self._heard.next()) is None:
             return False
