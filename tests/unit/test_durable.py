@@ -52,6 +52,11 @@ class Committer:
         return
 
 
+class HoldingCommitter(Committer):
+    def publish_held(self) -> None:
+        raise AssertionError("another driver's to publish")
+
+
 @dataclass
 class Place:
     """A checkpoint location, and the time in it."""
@@ -257,11 +262,11 @@ def test_a_commit_that_failed_because_another_driver_was_quicker_says_so(place: 
 
 
 def test_who_was_superseded_removes_nothing_when_it_ends(place: Place) -> None:
+    place.committer = HoldingCommitter()
     old = place.started()
     place.take(old, manifest(1))
     place.open().start_generation(at_ms=1)
     place.store.put("checkpoints/2-g1/0.state", STATE)
-    place.committer.publish_held = lambda: None  # type: ignore[attr-defined]
     for end in (lambda: old.retire(NOTHING_PENDING), old.publish_held, lambda: old.clean_up(Generation(1))):
         with pytest.raises(Superseded):
             end()
