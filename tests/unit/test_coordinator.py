@@ -296,3 +296,14 @@ def test_a_restart_drains_anew() -> None:
     draining.checkpoint_from = CheckpointId(9)
     draining.on_committed(CheckpointId(9), inflight_bytes=0)
     assert done.is_set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_ever_for_a_query_whose_end_goes_wrong(folder: Path) -> None:
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    job = coordinator(folder)
+    job.on_finish(broken)
+    job.start()
+    assert job.wait(PATIENCE_S)
